@@ -123,7 +123,7 @@ def test_nearly_all_rounds_commit_with_the_goal(dropouts: float, share: float) -
     assert reached >= share * ROUNDS, f"{reached} of {ROUNDS} rounds, {federation.voids} void"
 
 
-def test_when_half_drop_out_every_round_commits_with_quorum_or_is_void_and_tried_again() -> None:
+def test_if_half_the_clients_drop_out_every_round_commits_with_a_quorum_or_is_retried() -> None:
     federation = Federation(0.5, seed=1)
     assert federation.run().rounds_done == ROUNDS
     assert len(federation.closed) == ROUNDS

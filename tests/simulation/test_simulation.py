@@ -90,7 +90,7 @@ def test_a_failing_seed_is_printed_with_the_command_that_replays_it(
     assert f"python -m simulation.replay {seed}" in text
 
 
-def test_a_quiet_run_ends_with_everybody() -> None:
+def test_a_run_without_faults_ends_with_all_clients() -> None:
     outcome = simulate(calm(plan_of(3)))
     assert not outcome.violation
     assert not outcome.strikes

@@ -103,7 +103,7 @@ def test_a_paused_run_finishes_its_round_and_survives_a_crash_with_the_same_dige
     raw.ann.join()
     raw.bob.join()
     shown = ssfl(raw.programs, "status", raw.coordinator)
-    assert "paused since" in shown.out and "`ssfl resume` lets it go on" in shown.out
+    assert "paused since" in shown.out and "continue with `ssfl resume`" in shown.out
     steps = raw.coordinator.facts("StepStarted")
     assert ssfl(raw.programs, "resume", raw.coordinator).ends() == 0
     raw.finish_honestly()

@@ -50,8 +50,8 @@ def test_an_operator_refreshes_the_mask_of_a_running_federation(sites: Programs)
     (renewed,) = renewals(done.history)
     assert renewed["reason"] == "asked for by the operator"
     assert renewed["rounds_done"] == 1
-    assert "renewing the mask: asked for by the operator" in coordinator.err
-    assert "mask renewed" in coordinator.err
+    assert "refreshing the mask: asked for by the operator" in coordinator.err
+    assert "mask refreshed" in coordinator.err
     over = {
         (row["phase"], row["direction"]): row["payload_bytes"]
         for row in done.history["ledger"]

@@ -45,7 +45,7 @@ from ssfl.server.report.outputs import Accounts, run_folder
 from ssfl.server.rpc.listen import Listener
 from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
-from ssfl.server.run.delivered import everyone_has_it
+from ssfl.server.run.quorum import final_model_delivered
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.disk_full import DiskSpaceWaiter
 from ssfl.server.storage.journal import Journal, holds_journal
@@ -339,7 +339,7 @@ async def _accounts(coordinator: Coordinator, accounts: Accounts) -> None:
         await coordinator.connections.count()
         if not coordinator.run.model_written.is_set():
             continue
-        if everyone_has_it(coordinator.run.state):
+        if final_model_delivered(coordinator.run.state):
             await asyncio.to_thread(accounts.write, coordinator)
         await asyncio.to_thread(accounts.report, coordinator)
 
@@ -349,7 +349,7 @@ async def _all_delivered(run: RunLoop) -> None:
     await run.model_written.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GOODBYE_S):
-            while not everyone_has_it(run.state):
+            while not final_model_delivered(run.state):
                 await asyncio.sleep(0.05)
 
 

@@ -28,7 +28,9 @@ def rows(folder: Path) -> list[tuple[str, str, str, int]]:
         ]
 
 
-def test_rows_say_in_which_step_bytes_passed(tmp_path: Path, manifest: Manifest) -> None:
+def test_rows_name_the_step_in_which_bytes_were_transferred(
+    tmp_path: Path, manifest: Manifest
+) -> None:
     async def script(coordinator: Coordinator) -> None:
         send(coordinator, 1)
         await begin(coordinator, manifest)
@@ -48,7 +50,7 @@ def test_rows_say_in_which_step_bytes_passed(tmp_path: Path, manifest: Manifest)
     assert rows(tmp_path)[4:] == [("", "", "c1", 6000)], "written when the coordinator ends"
 
 
-def test_totals_and_rows_go_on_from_the_same_moment(tmp_path: Path, manifest: Manifest) -> None:
+def test_totals_and_rows_resume_from_the_same_commit(tmp_path: Path, manifest: Manifest) -> None:
     async def first(coordinator: Coordinator) -> None:
         await begin(coordinator, manifest)
         send(coordinator, 20)
@@ -69,7 +71,7 @@ def test_totals_and_rows_go_on_from_the_same_moment(tmp_path: Path, manifest: Ma
     assert [num_bytes for *_, num_bytes in rows(tmp_path)] == [20, 500, 6000]
 
 
-def test_rows_whose_record_did_not_follow_are_cut(
+def test_rows_without_a_following_journal_record_are_truncated(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_journal: Journal, _bodies: list[bytes]) -> None:

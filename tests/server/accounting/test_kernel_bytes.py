@@ -18,7 +18,7 @@ counting = pytest.mark.skipif(
 )
 
 
-def test_a_peer_is_where_its_socket_is() -> None:
+def test_the_place_of_a_peer_is_the_address_of_its_socket() -> None:
     assert place_of("ipv4:127.0.0.1:43210") == ("127.0.0.1", 43210)
     assert place_of("ipv6:%5B::1%5D:1234") == ("::1", 1234)
     assert place_of("ipv6:[::1]:1234") == ("::1", 1234)
@@ -29,7 +29,7 @@ def test_a_peer_is_where_its_socket_is() -> None:
 @pytest.mark.parametrize(
     "peer", ["", "unix:/run/ssfl.sock", "unix:", "ipv4:nowhere:1", "ipv4:127.0.0.1:x", "ipv4:1"]
 )
-def test_what_is_no_tcp_connection_has_no_place(peer: str) -> None:
+def test_a_peer_that_is_not_a_tcp_connection_has_no_place(peer: str) -> None:
     assert place_of(peer) is None
 
 
@@ -87,7 +87,7 @@ def test_the_kernel_counts_what_was_sent_each_way(family: socket.AddressFamily) 
 
 
 @counting
-def test_looking_leaves_no_file_open_and_the_connection_as_it_is() -> None:
+def test_sampling_leaves_no_file_open_and_the_connection_usable() -> None:
     with listening() as server, closing(Wire(server)) as wire:
         before = len(list(Path("/proc/self/fd").iterdir()))
         carried_by_connection(port_of(server))
@@ -96,7 +96,7 @@ def test_looking_leaves_no_file_open_and_the_connection_as_it_is() -> None:
 
 
 @counting
-def test_each_client_is_booked_what_its_connection_carried_since() -> None:
+def test_each_client_is_booked_the_bytes_since_the_last_sample() -> None:
     async def story() -> None:
         ledger = Ledger()
         connections = Connections(ledger)
@@ -123,7 +123,7 @@ def test_each_client_is_booked_what_its_connection_carried_since() -> None:
 
 
 @counting
-def test_a_port_that_comes_again_is_a_new_connection() -> None:
+def test_a_reused_port_is_a_new_connection() -> None:
     async def story() -> None:
         ledger = Ledger()
         connections = Connections(ledger)
@@ -149,7 +149,7 @@ def test_a_port_that_comes_again_is_a_new_connection() -> None:
 
 
 @counting
-def test_many_who_ask_at_once_share_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_callers_share_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
     def look(port: int, files: Path) -> object:
@@ -176,7 +176,7 @@ def test_many_who_ask_at_once_share_a_look(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(story())
 
 
-def test_a_system_that_does_not_tell_is_named_once(
+def test_a_system_without_counters_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:

@@ -48,13 +48,13 @@ def test_bytes_add_up_by_phase_direction_and_encoding() -> None:
     assert counted().rows() == ROWS
 
 
-def test_what_saw_no_byte_has_no_row() -> None:
+def test_a_ledger_without_bytes_has_no_rows() -> None:
     assert Ledger().rows() == []
     assert Ledger().take() == []
     assert not Ledger().untaken
 
 
-def test_totals_go_on_after_a_restart() -> None:
+def test_totals_continue_after_a_restart() -> None:
     rows = [*ROWS, row(CONNECTION, "up", "", 0, 0, 40)]
     resumed = Ledger()
     resumed.resume(rows)
@@ -66,7 +66,7 @@ def test_totals_go_on_after_a_restart() -> None:
     assert len(resumed.take()) == 2, "what an earlier process counted is in its rows"
 
 
-def test_the_detail_is_by_client_and_is_taken_once() -> None:
+def test_the_detail_is_by_client_and_is_returned_once() -> None:
     ledger = counted()
     assert ledger.untaken
     assert ledger.take() == [
@@ -84,7 +84,7 @@ def test_the_detail_is_by_client_and_is_taken_once() -> None:
     assert ledger.take() == [{"client": "bob", **row("control", "up", "", 0, 3)}]
 
 
-def test_what_tcp_carried_is_apart_from_messages() -> None:
+def test_socket_bytes_are_separate_from_message_bytes() -> None:
     ledger = counted()
     ledger.carry(ANN, UP, 50)
     ledger.carry(BOB, UP, 5)
@@ -98,7 +98,7 @@ def test_one_off_phases_are_phases() -> None:
     assert set(ONE_OFF) < set(PHASES)
 
 
-def test_every_encoding_has_a_plain_word() -> None:
+def test_every_encoding_has_a_plain_name() -> None:
     assert encoding_word(transfer_pb2.ENCODING_UNSPECIFIED) == ""
     assert encoding_word(transfer_pb2.ENCODING_VALUES_ONLY) == "values_only"
     assert encoding_word(transfer_pb2.ENCODING_BITMASK_ZSTD) == "bitmask_zstd"

@@ -32,7 +32,7 @@ def written(path: Path, *appended: int) -> list[int]:
     return lengths
 
 
-def test_rows_follow_a_header_and_say_where_they_belong(tmp_path: Path) -> None:
+def test_rows_follow_a_header_and_name_run_round_and_step(tmp_path: Path) -> None:
     path = tmp_path / "ledger.csv"
     lengths = written(path, 10, 20)
     assert path.stat().st_size == lengths[-1]
@@ -53,7 +53,7 @@ def test_outside_steps_round_and_step_are_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [0, 1, 17, 60])
-def test_what_the_journal_does_not_speak_of_is_cut(tmp_path: Path, torn: int) -> None:
+def test_rows_beyond_the_journalled_length_are_truncated(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "ledger.csv"
     lengths = written(path, 10, 20)
     with path.open("r+b") as file:  # the second append was under way when the power went
@@ -65,14 +65,14 @@ def test_what_the_journal_does_not_speak_of_is_cut(tmp_path: Path, torn: int) ->
     assert [row["message_bytes"] for row in read(path)] == ["10", "0", "30", "0"]
 
 
-def test_a_run_that_committed_nothing_begins_with_a_header_again(tmp_path: Path) -> None:
+def test_a_file_without_committed_rows_starts_again_with_a_header(tmp_path: Path) -> None:
     path = tmp_path / "ledger.csv"
     written(path, 10)
     written(path, 20)
     assert [row["message_bytes"] for row in read(path)] == ["20", "0"]
 
 
-def test_a_file_that_lost_its_end_goes_on_with_whole_lines(
+def test_a_file_that_lost_its_end_continues_after_the_last_complete_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "ledger.csv"
@@ -86,7 +86,7 @@ def test_a_file_that_lost_its_end_goes_on_with_whole_lines(
     assert [row["message_bytes"] for row in read(path)] == ["10", "0", "30", "0"]
 
 
-def test_a_copy_is_of_one_moment(tmp_path: Path) -> None:
+def test_a_copy_has_the_given_length_while_rows_are_appended(tmp_path: Path) -> None:
     path, copy = tmp_path / "ledger.csv", tmp_path / "out.csv"
     lengths = written(path, 10, 20)
     copy_ledger(path, copy, lengths[0])

@@ -8,7 +8,7 @@ from ssfl.server.accounting.memory import memory_limit_bytes
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_the_narrowest_control_group_above_a_process_is_its_limit(tmp_path: Path) -> None:
+def test_the_lowest_limit_of_the_parent_control_groups_applies(tmp_path: Path) -> None:
     groups = tmp_path / "groups"
     own = groups / "pod" / "container"
     own.mkdir(parents=True)
@@ -18,12 +18,12 @@ def test_the_narrowest_control_group_above_a_process_is_its_limit(tmp_path: Path
     assert memory_limit_bytes(groups, "/pod/container") == 500_000
 
 
-def test_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
+def test_limits_of_cgroup_v1_apply(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("700000\n")
     assert memory_limit_bytes(tmp_path, "/") == 700_000
 
 
-def test_without_control_groups_it_is_the_machine(tmp_path: Path) -> None:
+def test_without_control_groups_the_limit_is_the_memory_of_the_machine(tmp_path: Path) -> None:
     assert memory_limit_bytes(tmp_path / "none", "/pod") == MACHINE
     assert 0 < memory_limit_bytes() <= MACHINE

@@ -83,7 +83,7 @@ def test_updates_are_averaged_by_samples(spool: Spool, model: ModelState) -> Non
     assert total(step, model, spool, C1, C2, C3) == expected
 
 
-def test_only_those_of_the_closed_step_count_and_weights_are_their_shares(
+def test_only_closed_uploads_count_and_are_weighted_among_themselves(
     spool: Spool, model: ModelState
 ) -> None:
     step = step_with(spool, Work.TRAIN, {C1: vector(*[4] * 6), C2: vector(*[8] * 6)})
@@ -108,7 +108,7 @@ def test_after_a_restart_the_same_uploads_give_the_same_bits(
             assert total(step, model, spool, *folded) == undisturbed
 
 
-def test_a_client_that_was_folded_but_does_not_count_leaves_no_trace(
+def test_a_folded_upload_that_does_not_count_does_not_affect_the_mean(
     spool: Spool, model: ModelState
 ) -> None:
     step = step_with(spool, Work.TRAIN, random_uploads(6))
@@ -134,9 +134,7 @@ def test_small_scores_count_because_the_grid_follows_the_largest(
     assert total(step, model, spool) == tiny.tolist()
 
 
-def test_the_grid_of_scores_depends_only_on_those_that_count(
-    spool: Spool, model: ModelState
-) -> None:
+def test_the_grid_of_scores_depends_only_on_counted_scores(spool: Spool, model: ModelState) -> None:
     uploads = {**random_uploads(6), C2: vector(*[3e38] * 6)}
     step = step_with(spool, Work.SCORE, {k: np.abs(v) for k, v in uploads.items()})
     without = replace(step, closed=(C1, C3))
@@ -169,7 +167,7 @@ def test_the_sum_becomes_the_strategys_next_model(spool: Spool, model: ModelStat
     assert scored.mask.bools().tolist() == [True, False, True, False, True, False]
 
 
-def test_equal_weights_count_every_client_the_same(spool: Spool, model: ModelState) -> None:
+def test_equal_weights_give_the_plain_mean(spool: Spool, model: ModelState) -> None:
     uploads = {C1: vector(1, 0, 0, 0, 0, 9), C2: vector(0, 1, 0, 0, 0, 0), C3: vector(*[0] * 6)}
     for work in (Work.TRAIN, Work.SCORE):
         step = replace(step_with(spool, work, uploads), equal_weights=True)
@@ -185,7 +183,7 @@ def test_the_grid_of_equal_weights_follows_from_their_number(spool: Spool) -> No
     assert update_fraction_bits(replace(huge, equal_weights=True)) == 36
 
 
-def test_a_mask_that_asks_nobody_is_agreed_on_by_the_coordinator(
+def test_a_mask_that_needs_no_client_is_made_by_the_coordinator(
     spool: Spool, model: ModelState
 ) -> None:
     strategy = strategy_for(RunSettings(sparsity="0.5", criterion="random"))
@@ -201,7 +199,9 @@ def test_a_mask_that_asks_nobody_is_agreed_on_by_the_coordinator(
     }  # fmt: skip
 
 
-def test_a_renewed_mask_is_compared_with_the_one_before(spool: Spool, model: ModelState) -> None:
+def test_a_refreshed_mask_is_compared_with_the_previous_one(
+    spool: Spool, model: ModelState
+) -> None:
     strategy = strategy_for(RunSettings(sparsity="0.5"))
     uploads = dict.fromkeys(COHORT, vector(9, 9, 0, 9, 0, 0))  # 0, 1, 3 instead of 1, 3, 4
     step = replace(step_with(spool, Work.SCORE, uploads), criterion="saliency", reason="asked for")
@@ -231,16 +231,14 @@ def test_masks_are_compared_by_what_each_keeps() -> None:
     assert (other["replaced"], other["jaccard_distance"]) == (1, 1)
 
 
-def test_a_file_that_vanished_is_an_error_and_never_a_wrong_sum(
-    spool: Spool, model: ModelState
-) -> None:
+def test_a_missing_file_is_an_error_not_a_wrong_sum(spool: Spool, model: ModelState) -> None:
     step = step_with(spool, Work.TRAIN, random_uploads(6))
     spool.stored(4, C2, bytes.fromhex(step.uploads[C2].digest)).drop()
     with pytest.raises(FileNotFoundError):
         total(step, model, spool)
 
 
-def test_scores_that_dwarf_all_others_do_not_count_and_are_told(
+def test_outlier_scores_do_not_count_and_are_logged(
     spool: Spool, model: ModelState, caplog: pytest.LogCaptureFixture
 ) -> None:
     rest = [0.0] * (model.manifest.num_masked - 4)
@@ -253,7 +251,7 @@ def test_scores_that_dwarf_all_others_do_not_count_and_are_told(
     assert vars(told)["client"] == C3 and "do not count" in told.message
 
 
-def test_scores_that_dwarf_all_others_may_be_kept(
+def test_outlier_scores_may_be_kept(
     spool: Spool, model: ModelState, caplog: pytest.LogCaptureFixture
 ) -> None:
     rest = [0.0] * (model.manifest.num_masked - 4)
@@ -265,7 +263,7 @@ def test_scores_that_dwarf_all_others_may_be_kept(
     assert [vars(record)["client"] for record in caplog.records] == [C3]
 
 
-def test_a_file_that_has_become_shorter_is_not_summed(spool: Spool, model: ModelState) -> None:
+def test_a_truncated_file_is_not_summed(spool: Spool, model: ModelState) -> None:
     assert model.values is not None
     uploads = {client: np.ones(model.values.size, np.float32) for client in (C1, C2)}
     step = step_with(spool, Work.TRAIN, uploads)

@@ -113,7 +113,7 @@ def test_the_mean_over_holders_is_the_exact_one_rounded_once(data: st.DataObject
         assert (mean + np.float32(0)).tolist() == [one + 0.0 for one in expected]
 
 
-def test_what_nobody_holds_stays_bit_for_bit() -> None:
+def test_values_that_no_client_holds_stay_bit_for_bit() -> None:
     name = ClientId("c1")
     values = {name: np.zeros(5, dtype=np.float32)}
     strategy, model, mean = summed(HOLDERS, {name: 7}, values)

@@ -72,7 +72,7 @@ def begun() -> Run:
     return run
 
 
-def test_a_join_counts_when_it_comes_with_the_model() -> None:
+def test_a_join_counts_when_the_client_has_its_model() -> None:
     run = begun()
     assert run.counters.joined == {False: 2}
     run.tell(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"))
@@ -81,7 +81,7 @@ def test_a_join_counts_when_it_comes_with_the_model() -> None:
     assert run.counters.joined == {False: 2, True: 2}
 
 
-def test_a_client_that_joined_an_earlier_process_joins_again() -> None:
+def test_a_client_that_joined_an_earlier_process_counts_as_rejoined() -> None:
     run = begun()
     later = ProcessCounters()
     later.begin(run.state, run.ledger)
@@ -89,7 +89,7 @@ def test_a_client_that_joined_an_earlier_process_joins_again() -> None:
     assert later.joined == {True: 1}
 
 
-def test_bytes_against_dense_are_the_share_of_kept_values_in_every_moment() -> None:
+def test_the_ratio_to_dense_is_always_the_share_of_kept_values() -> None:
     run = begun()
     assert run.counters.ratios == {}
     run.start(Work.TRAIN, A, B)
@@ -100,7 +100,7 @@ def test_bytes_against_dense_are_the_share_of_kept_values_in_every_moment() -> N
     assert run.counters.ratios == {Direction.UP: KEPT / VALUES, Direction.DOWN: KEPT / VALUES}
 
 
-def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained() -> None:
+def test_a_model_sent_for_a_test_is_not_counted_again_for_training() -> None:
     run = begun()
     for _ in range(3):
         run.start(Work.EVALUATE, A, B)
@@ -111,7 +111,7 @@ def test_a_model_that_was_sent_to_be_tested_is_not_expected_again_to_be_trained(
     assert run.counters.dense_bytes[Direction.DOWN] == 3 * 2 * 4 * VALUES
 
 
-def test_the_first_model_is_not_expected_if_no_values_were_sent() -> None:
+def test_the_first_model_is_not_counted_if_no_values_were_sent() -> None:
     run = begun()
     run.start(Work.TRAIN)
     run.commit(Work.TRAIN)
@@ -121,7 +121,7 @@ def test_the_first_model_is_not_expected_if_no_values_were_sent() -> None:
     assert run.counters.ratios[Direction.DOWN] == KEPT / VALUES
 
 
-def test_who_has_scored_is_not_expected_to_be_sent_the_model_of_the_new_mask() -> None:
+def test_the_model_of_a_new_mask_is_not_counted_for_clients_that_scored() -> None:
     run = begun()
     for sent in ((), (A, B)):
         run.start(Work.TRAIN, *sent)

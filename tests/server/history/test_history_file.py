@@ -39,7 +39,7 @@ def document(journal: Journal, stop: int, history: Newest) -> dict[str, object]:
     return found
 
 
-def test_the_journal_tells_what_a_history_in_memory_does(tmp_path: Path) -> None:
+def test_the_history_from_the_journal_equals_the_one_in_memory(tmp_path: Path) -> None:
     settings = RunSettings(clients=3, rounds=4, evaluate_every=1, refresh_rounds="1,3")
     world = World(settings, [ClientId(f"c{n}") for n in range(3)])
     world.finish_calmly()
@@ -76,7 +76,7 @@ def a_round(number: int) -> list[facts.Fact]:
     ]
 
 
-def test_what_is_kept_in_memory_does_not_grow_with_the_rounds() -> None:
+def test_memory_does_not_grow_with_the_rounds() -> None:
     newest = Newest()
 
     def live(rounds: range) -> int:

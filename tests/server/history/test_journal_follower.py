@@ -62,11 +62,11 @@ def follows(run: Run) -> Following:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_entry_is_told_once_and_in_order(
+def test_every_entry_is_yielded_once_and_in_order(
     seed: int, run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(live_entries, "MOST_ROWS", draw.choice((5, 12, 1000)))
+    monkeypatch.setattr(live_entries, "MAX_ROWS", draw.choice((5, 12, 1000)))
     found: list[HistoryEntry] = []
     while run.rest:
         for _ in range(draw.choice((1, 3, 40))):  # batches between two questions
@@ -79,7 +79,7 @@ def test_every_entry_is_told_once_and_in_order(
     assert [one.name for one in found].count("rounds") == SETTINGS.rounds
 
 
-def test_whoever_keeps_asking_reads_the_journal_once(run: Run, follows: Following) -> None:
+def test_a_reader_that_keeps_asking_reads_the_journal_once(run: Run, follows: Following) -> None:
     run.go_on(len(run.rest) // 2)
     found = list(follows.entries(60.0))
     assert 0 < [one.name for one in found].count("rounds") < SETTINGS.rounds
@@ -90,10 +90,10 @@ def test_whoever_keeps_asking_reads_the_journal_once(run: Run, follows: Followin
     assert [one.name for one in found].count("rounds") == SETTINGS.rounds
 
 
-def test_nothing_waits_for_somebody_who_has_stopped_asking(
+def test_entries_are_not_buffered_for_a_reader_that_stopped_asking(
     run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_entries, "MOST_ROWS", 20)
+    monkeypatch.setattr(live_entries, "MAX_ROWS", 20)
     assert run.live_entries.take() is None, "nobody has asked yet"
     list(follows.entries(60.0))
     assert run.live_entries.take() == []

@@ -72,14 +72,14 @@ def test_votes_carry_their_share_of_the_data_and_absent_voters_are_listed() -> N
     assert history.not_voted == ["c3"]
 
 
-def test_scores_that_did_not_count_are_no_vote() -> None:
+def test_excluded_scores_are_not_votes() -> None:
     history = told(*SCORING[:-1], committed(1, outliers=["c1"]))
     assert [(row["client"], row["share"]) for row in history.votes] == [("c2", 1.0)]
     assert history.not_voted == ["c1", "c3"]
     assert history.newest_mask["votes"] == {"c2": 1.0}
 
 
-def test_a_round_tells_losses_and_accuracies_of_its_base_and_of_the_clients_own_models() -> None:
+def test_a_round_has_losses_and_accuracies_of_its_base_and_of_personal_models() -> None:
     (entry,) = told(*SCORING, *ROUND_0).rounds
     assert (entry["round"], entry["attempt"], entry["rounds_done"]) == (0, 0, 0)
     assert entry["training_loss"] == 1.0
@@ -90,7 +90,7 @@ def test_a_round_tells_losses_and_accuracies_of_its_base_and_of_the_clients_own_
     assert (entry["seconds"], entry["ledger"]) == (3.0, [{"phase": "values"}])
 
 
-def test_a_client_that_was_asked_in_place_of_a_lost_one_is_told_with_its_samples() -> None:
+def test_a_replacement_client_is_listed_with_its_samples() -> None:
     begun = facts.StepStarted(2, Work.TRAIN, "", 0, 0, {C1: 10})
     replaced = facts.ClientsAdded(2, {C3: 7})
     (entry,) = told(*SCORING, begun, replaced, *ROUND_0[1:]).rounds
@@ -107,7 +107,7 @@ def test_an_evaluation_pools_samples_and_averages_clients() -> None:
     assert entry["rounds_done"] == 1
 
 
-def test_every_agreed_mask_is_told_with_its_reason_layers_and_votes() -> None:
+def test_every_agreed_mask_is_listed_with_its_reason_layers_and_votes() -> None:
     layers, renewed = {"w": {"kept": 5, "size": 9}}, {"reason": "new labels: 8", "added": 2}
     again = (
         facts.StepStarted(
@@ -130,13 +130,13 @@ def test_every_agreed_mask_is_told_with_its_reason_layers_and_votes() -> None:
     assert told().newest_mask == {}
 
 
-def test_a_mask_that_nobody_voted_on_has_no_votes() -> None:
+def test_a_mask_agreed_without_clients_has_no_votes() -> None:
     alone = facts.StepStarted(1, Work.SCORE, "random", 0, 0, {})
     history = told(alone, facts.StepClosed(1, (), ()), committed(1))
     assert (history.votes, history.masks[0]["votes"]) == ([], {})
 
 
-def test_an_evaluation_tells_validation_where_clients_have_it() -> None:
+def test_an_evaluation_has_validation_results_if_clients_report_them() -> None:
     reports: list[dict[str, Any]] = [
         {"evaluation": evaluation(9, 10, 1.0), "validation": evaluation(1, 4, 2.0)},
         {"evaluation": evaluation(0, 30, 9.0)},
@@ -156,7 +156,7 @@ def test_an_evaluation_tells_validation_where_clients_have_it() -> None:
     assert told(*ROUND_0, *EVALUATION).evaluations[0]["validation"] is None
 
 
-def test_personal_models_are_told_beside_the_global_one_with_the_data_they_had() -> None:
+def test_personal_models_are_listed_with_the_global_model_and_their_data_sizes() -> None:
     def own(client: ClientId, correct: int, personal: int) -> Fact:
         report = {"evaluation": evaluation(correct, 10, 5.0), "personal": evaluation(personal, 10)}
         return facts.UploadAccepted(9, client, "", 0.0, report)
@@ -178,13 +178,13 @@ def test_personal_models_are_told_beside_the_global_one_with_the_data_they_had()
     assert told(*SCORING).to_dict()["personal"] is None
 
 
-def test_an_evaluation_that_nobody_answered_knows_nothing() -> None:
+def test_an_evaluation_without_reports_has_no_results() -> None:
     history = told(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
     assert history.evaluations[0]["pooled"] is None
     assert history.newest == {}
 
 
-def test_a_void_step_is_counted_and_its_uploads_are_forgotten() -> None:
+def test_a_void_step_is_counted_and_its_uploads_are_dropped() -> None:
     void = (started(2, Work.TRAIN, 0), trained(2, C2, 0, 0, 9.0), facts.StepVoided(2, "few"))
     again = tuple(
         started(4, Work.TRAIN, 0, attempt=1) if fact is ROUND_0[0] else fact for fact in ROUND_0
@@ -196,13 +196,13 @@ def test_a_void_step_is_counted_and_its_uploads_are_forgotten() -> None:
     assert [row["client"] for row in entry["clients"]] == ["c1", "c3"]
 
 
-def test_the_ledger_is_the_newest_that_was_journalled() -> None:
+def test_the_ledger_is_the_newest_journalled_one() -> None:
     history = told(*SCORING, *ROUND_0, *EVALUATION)
     assert history.ledger == [{"phase": "values"}]
     assert history.evaluations[0]["ledger"] == [{"phase": "values"}]
 
 
-def test_totals_and_the_length_of_their_rows_are_of_one_fact() -> None:
+def test_totals_and_ledger_length_come_from_the_same_fact() -> None:
     assert told(*SCORING).account == ([{"phase": "scores"}], 0)
     round_0 = (*ROUND_0[:-1], committed(2, ledger=[{"phase": "values"}], ledger_bytes=70))
     assert told(*SCORING, *round_0, *EVALUATION).account == ([{"phase": "values"}], 70)
@@ -213,7 +213,7 @@ def test_totals_and_the_length_of_their_rows_are_of_one_fact() -> None:
     assert "ledger_bytes" not in history.to_dict()
 
 
-def test_accuracy_is_that_of_the_newest_model_and_all_clients_count_more_than_a_sample() -> None:
+def test_accuracy_is_of_the_newest_model_and_prefers_an_evaluation_by_all_clients() -> None:
     assert told().newest == {}
     assert told(*SCORING).newest == {}
     assert told(*ROUND_0).newest["pooled"] == 0.6
@@ -231,7 +231,7 @@ def round_of(seconds: float | None) -> tuple[Fact, ...]:
     return (*ROUND_0[:-1], committed(2, seconds=seconds))
 
 
-def test_pace_is_that_of_the_usual_round_of_late() -> None:
+def test_pace_is_the_median_of_recent_rounds() -> None:
     assert told(*SCORING).seconds_per_round is None
     assert told(*round_of(3.0), *round_of(1.0)).seconds_per_round == 2.0
     night = told(*round_of(1.0), *round_of(30_000.0), *round_of(None), *round_of(2.0))
@@ -240,7 +240,7 @@ def test_pace_is_that_of_the_usual_round_of_late() -> None:
     assert later.seconds_per_round == 5.0 and len(later.round_times) == 20
 
 
-def test_pace_has_its_share_of_the_tests_between_rounds() -> None:
+def test_pace_includes_the_share_of_tests_between_rounds() -> None:
     tested = (*EVALUATION[:-1], committed(3, seconds=8.0))
     assert told(*round_of(1.0), *round_of(1.0), *tested).seconds_per_round == 5.0
 
@@ -256,7 +256,7 @@ def test_accuracies_by_hand() -> None:
 
 
 @pytest.mark.parametrize("length", range(len(SCORING + ROUND_0 + EVALUATION) + 1))
-def test_any_beginning_of_a_story_can_be_told(length: int) -> None:
+def test_any_prefix_of_the_facts_gives_a_history(length: int) -> None:
     history = told(*(SCORING + ROUND_0 + EVALUATION)[:length])
     assert set(history.to_dict()) == {
         *("votes", "not_voted", "densities", "masks", "rounds", "evaluations", "personal"),
@@ -264,7 +264,7 @@ def test_any_beginning_of_a_story_can_be_told(length: int) -> None:
     }
 
 
-def test_metrics_are_pooled_over_those_who_have_them() -> None:
+def test_metrics_are_pooled_over_clients_that_report_them() -> None:
     ann = {"correct": None, "total": 2, "loss_sum": 8.0, "metric_sums": {"error": 3.0}}
     ben = {"correct": None, "total": 6, "loss_sum": 0.0, "metric_sums": {"error": 1.0, "b": 6.0}}
     old = {"correct": 1, "total": 4, "loss_sum": 4.0}  # as journals held it before metrics

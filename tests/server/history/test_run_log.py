@@ -11,8 +11,8 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import (
     _committed,
-    _tell_clipped,
-    _tell_fingerprints,
+    _log_clipped,
+    _log_fingerprints,
     _warn_of_coding,
 )
 from ssfl.server.run.state import Member, RunState
@@ -23,7 +23,7 @@ def entry(coding_error: float, *encodings: str) -> dict[str, Any]:
     return {"coding_error": coding_error, "clients": clients}
 
 
-def test_a_value_type_that_loses_most_of_the_updates_is_warned_of(
+def test_a_value_type_that_loses_most_of_an_update_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "ssfl.run")
@@ -33,7 +33,7 @@ def test_a_value_type_that_loses_most_of_the_updates_is_warned_of(
     assert "too coarse" in caplog.text and vars(caplog.records[0])["lost"] == "320%"
 
 
-def test_updates_that_came_otherwise_than_the_run_asks_are_named(
+def test_updates_in_another_encoding_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "ssfl.run")
@@ -47,31 +47,33 @@ def member(name: str, fingerprint: str) -> Member:
     return Member(ClientId(name), 1, "t", 10, "m", fingerprint)
 
 
-def test_clients_whose_bits_differ_are_named_in_groups(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_with_different_fingerprints_are_logged_in_groups(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "ssfl.run")
     same = [member(f"c{n}", "torch, 1 thread") for n in range(7)]
     other = member("d", "torch, 2 threads")
     state = RunState(RunSettings(), members={one.client: one for one in same})
-    _tell_fingerprints(replace(state, founders=tuple(state.members)))
+    _log_fingerprints(replace(state, founders=tuple(state.members)))
     assert caplog.records == []
     state = replace(state, members={**state.members, other.client: other})
-    _tell_fingerprints(replace(state, founders=tuple(state.members)))
+    _log_fingerprints(replace(state, founders=tuple(state.members)))
     groups = {"torch, 1 thread": "c0, c1, c2, c3, c4 …", "torch, 2 threads": "d"}
     assert vars(caplog.records[0])["fingerprints"] == groups
 
 
-def test_whose_update_was_shortened_is_told_with_its_length(
+def test_clipped_updates_are_logged_with_their_norms(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rows: list[dict[str, Any]] = [{"client": "c0"}, {"client": "c1", "clipped": 12.5}]
-    _tell_clipped({"round": 3, "clients": rows[:1]}, 1.0)
+    _log_clipped({"round": 3, "clients": rows[:1]}, 1.0)
     assert caplog.records == []
-    _tell_clipped({"round": 3, "clients": rows}, 1.0)
+    _log_clipped({"round": 3, "clients": rows}, 1.0)
     told = vars(caplog.records[0])
     assert (told["round"], told["limit"], told["norms"]) == (3, 1.0, "c1 12.5")
 
 
-def test_what_coding_lost_is_told_with_three_digits(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_coding_error_is_logged_with_three_digits(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ssfl.run")
     tested: dict[str, Any] = {"pooled": None, "loss": None, "metrics": {}}
     newest = {**entry(0.012345678901234, "int8"), "round": 3, "training_loss": 1.0, **tested}

@@ -47,24 +47,24 @@ def timed(done: Step) -> dict[str, float]:
     return phases
 
 
-def test_every_phase_is_told_along_the_last_report() -> None:
+def test_every_phase_follows_the_last_report() -> None:
     assert timed(step()) == {
         "broadcast": 1.0, "training": 5.0, "collection": 4.0, "aggregation": 2.0, "commit": 0.5,
     }  # fmt: skip
 
 
-def test_waiting_for_a_client_that_was_away_is_no_broadcast() -> None:
+def test_waiting_for_an_absent_client_is_not_broadcast() -> None:
     phases = timed(step(asked_s=3.0, sent_s=3.5, work_s=4.0))
     assert (phases["broadcast"], phases["training"]) == (0.5, 4.0)
     assert phases["collection"] == 10.0 - 4.5
 
 
-def test_what_a_client_claims_cannot_be_longer_than_the_step() -> None:
+def test_claimed_work_time_is_limited_to_the_step() -> None:
     phases = timed(step(work_s=1e6))
     assert (phases["training"], phases["collection"]) == (9.0, 0.0)
 
 
-def test_what_a_client_claims_cannot_be_negative() -> None:
+def test_negative_claimed_work_time_counts_as_zero() -> None:
     phases = timed(step(work_s=-1e6))
     assert (phases["training"], phases["collection"]) == (0.0, 9.0)
 

@@ -56,7 +56,7 @@ async def disturbed_step(coordinator: Coordinator, chance: random.Random) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_counted_makes_the_model_again(
+def test_counted_uploads_reproduce_the_model(
     tmp_path: Path, plain_manifest: Manifest, seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -72,7 +72,7 @@ def test_two_new_runs_have_different_names(tmp_path: Path) -> None:
     assert opened(tmp_path / "a").run_id != opened(tmp_path / "b").run_id
 
 
-def test_a_run_comes_back_with_its_model_history_and_bytes(
+def test_a_run_is_recovered_with_its_model_history_and_bytes(
     tmp_path: Path, model: ModelState
 ) -> None:
     run_id = opened(tmp_path).run_id
@@ -93,7 +93,7 @@ def test_a_run_comes_back_with_its_model_history_and_bytes(
 
 
 @pytest.mark.parametrize("deactivated", ["keep", "reset"])
-def test_a_renewed_mask_comes_back_with_what_it_was_agreed_on(
+def test_a_refreshed_mask_is_recovered_with_its_scored_model(
     tmp_path: Path, model: ModelState, deactivated: str
 ) -> None:
     """Where pruned weights rest follows from it: the next refresh scores the same bits."""
@@ -130,7 +130,7 @@ def test_a_renewed_mask_comes_back_with_what_it_was_agreed_on(
         load_model(opened(tmp_path, settings), store)
 
 
-def test_a_run_of_the_version_before_goes_on(tmp_path: Path, model: ModelState) -> None:
+def test_a_run_of_the_previous_version_resumes(tmp_path: Path, model: ModelState) -> None:
     """Its journal knows neither the new settings nor the new fields of its facts."""
     new = {one.name for one in fields(RunSettings)} - OLD_SETTINGS
     assert len(new) > 20
@@ -177,11 +177,11 @@ def without_new_fields(record: bytes) -> bytes:
     return json.dumps(told).encode()
 
 
-def test_before_anyone_described_the_model_there_is_none(tmp_path: Path) -> None:
+def test_there_is_no_model_before_a_client_has_described_it(tmp_path: Path) -> None:
     assert load_model(opened(tmp_path), Store(tmp_path, seed=5)) is None
 
 
-def test_before_the_first_step_the_model_is_the_strategys_beginning(
+def test_before_the_first_step_the_model_is_the_strategys_initial_one(
     tmp_path: Path, model: ModelState
 ) -> None:
     opened(tmp_path)
@@ -192,7 +192,7 @@ def test_before_the_first_step_the_model_is_the_strategys_beginning(
     assert again is not None and again.mask is None
 
 
-def test_other_settings_are_refused_naming_each(tmp_path: Path) -> None:
+def test_changed_settings_are_refused_and_each_is_named(tmp_path: Path) -> None:
     run_id = opened(tmp_path).run_id
     with pytest.raises(StateError) as caught:
         opened(tmp_path, replace(SETTINGS, rounds=31, batch_size=8))
@@ -203,7 +203,7 @@ def test_other_settings_are_refused_naming_each(tmp_path: Path) -> None:
     )
 
 
-def test_patience_may_change_between_two_starts(tmp_path: Path) -> None:
+def test_deadlines_may_change_between_two_starts(tmp_path: Path) -> None:
     run_id = opened(tmp_path).run_id
     patient = replace(SETTINGS, round_deadline_s=7200.0, no_progress_s=120.0)
     state = opened(tmp_path, patient)
@@ -220,7 +220,7 @@ def test_patience_may_change_between_two_starts(tmp_path: Path) -> None:
         facts.to_json(facts.StepClosed(1, (), ())),
     ],
 )
-def test_a_journal_of_another_version_is_refused_with_what_to_do(
+def test_a_journal_of_another_version_is_refused_with_a_remedy(
     tmp_path: Path, record: bytes
 ) -> None:
     opened(tmp_path)
@@ -237,7 +237,7 @@ def test_a_journal_that_does_not_begin_with_a_run_is_refused(tmp_path: Path) -> 
         opened(tmp_path)
 
 
-def test_an_old_state_is_moved_aside_whole_but_for_the_lock(tmp_path: Path) -> None:
+def test_an_old_state_is_moved_aside_except_the_lock(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     (state_dir / "spool" / "3").mkdir(parents=True)
     (state_dir / "lock").touch()
@@ -248,13 +248,13 @@ def test_an_old_state_is_moved_aside_whole_but_for_the_lock(tmp_path: Path) -> N
     assert [path.name for path in state_dir.iterdir()] == ["lock"]
 
 
-def test_nothing_is_moved_where_there_is_no_run(tmp_path: Path) -> None:
+def test_nothing_is_moved_if_there_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     assert StateDirectory(tmp_path).move_aside() is None
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_an_interrupted_fresh_start_is_taken_up_again(tmp_path: Path) -> None:
+def test_an_interrupted_fresh_start_is_completed_by_the_next(tmp_path: Path) -> None:
     """The journal moves last: what a crash left behind is moved by the next --fresh."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "mask-1.bin").write_bytes(b"old")
@@ -269,7 +269,7 @@ def test_an_interrupted_fresh_start_is_taken_up_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["mask-1.bin", "values-3.f32", "manifest-ab.json", "initial-ab.f32"]
 )
-def test_model_files_are_seen(tmp_path: Path, name: str) -> None:
+def test_model_files_are_detected(tmp_path: Path, name: str) -> None:
     """So that a coordinator whose journal is gone does not begin a new run over them."""
     store = Store(tmp_path, seed=0)
     assert not store.holds_something()

@@ -93,7 +93,7 @@ def test_a_crash_after_any_fact_leads_to_the_same_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_crashes_in_a_row_are_like_one(name: str) -> None:
+def test_two_crashes_in_a_row_have_the_effect_of_one(name: str) -> None:
     """Recovering journals nothing of its own that a second recovery would see otherwise."""
     for world in crashes(RUNS[name]):
         journal, state = list(world.journal), lasting(world.state)
@@ -108,7 +108,7 @@ def test_the_state_is_the_fold_of_the_journal(name: str) -> None:
     assert lasting(whole.replayed()) == lasting(whole.state)
 
 
-def test_a_run_killed_at_every_single_upload_comes_to_the_same_model() -> None:
+def test_a_run_killed_at_every_upload_ends_with_the_same_model() -> None:
     settings = RUNS["ssfl"]
     world = new(settings)
     for client in CLIENTS:
@@ -126,7 +126,7 @@ def test_a_run_killed_at_every_single_upload_comes_to_the_same_model() -> None:
     assert world.final_model == undisturbed(settings).final_model
 
 
-def test_after_a_restart_the_deadline_starts_anew() -> None:
+def test_the_deadline_restarts_after_a_restart() -> None:
     world = new(replace(RUNS["fedavg"], round_deadline_s=100.0))
     for client in CLIENTS:
         world.join(client)
@@ -143,7 +143,7 @@ def test_after_a_restart_the_deadline_starts_anew() -> None:
     assert world.void == {step.number}
 
 
-def test_after_a_restart_nobody_counts_as_lost_until_missed_again() -> None:
+def test_no_client_is_lost_after_a_restart_until_it_misses_heartbeats() -> None:
     world = new(RUNS["fedavg"])
     for client in CLIENTS:
         world.join(client)

@@ -57,7 +57,7 @@ async def send(steps: Steps, client: Any) -> list[str]:
     return await steps.update(announced(data, transfer_pb2.ENCODING_VALUES_ONLY), data, client)
 
 
-def test_join_is_answered_at_once_and_tasks_and_uploads_wait_for_the_model(
+def test_join_is_answered_at_once_while_tasks_and_uploads_wait_for_the_model(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(tmp_path, manifest)
@@ -142,7 +142,7 @@ def test_a_sum_that_is_due_waits_for_the_model(
 
 
 @pytest.mark.parametrize("name", ["values-1.f32", "mask-1.bin"])
-def test_a_damaged_model_ends_the_coordinator_with_its_name(
+def test_a_damaged_model_ends_the_coordinator_and_is_named(
     tmp_path: Path, manifest: Manifest, name: str
 ) -> None:
     trained(tmp_path, manifest)

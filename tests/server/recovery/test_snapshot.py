@@ -17,7 +17,7 @@ from ssfl.server.loop import step_jobs
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.recovery import snapshot
 from ssfl.server.recovery.recover import open_run
-from ssfl.server.recovery.snapshot import Told, read_snapshot, replay, write_snapshot
+from ssfl.server.recovery.snapshot import SnapshotHeader, read_snapshot, replay, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import Journal, JournalFile, records_of
@@ -47,17 +47,15 @@ def directory_of(journal: Journal) -> StateDirectory:
     return StateDirectory(journal.path.parent)
 
 
-def nothing() -> Told:
-    return Told(RunState(EARLY), Newest(), 0, 0)
+def nothing() -> SnapshotHeader:
+    return SnapshotHeader(RunState(EARLY), Newest(), 0, 0)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_snapshot_plus_the_rest_equals_a_full_replay(tmp_path: Path, name: str) -> None:
     settings = RUNS[name]
     journal = written(tmp_path, undisturbed(settings).journal)
-    begun = Told(RunState(settings), Newest(), 0, 0)
+    begun = SnapshotHeader(RunState(settings), Newest(), 0, 0)
     whole = replay(JournalFile(journal.path), begun, journal.num_bytes)
     ends = [end for end, _ in records_of(journal.path)]
     for end in ends[:: max(1, len(ends) // 12)]:
@@ -67,7 +65,7 @@ def test_a_snapshot_and_the_rest_tell_what_the_whole_journal_does(
         assert replay(JournalFile(journal.path), known, journal.num_bytes) == whole
 
 
-def test_a_snapshot_knows_that_the_run_is_paused(tmp_path: Path) -> None:
+def test_a_snapshot_records_that_the_run_is_paused(tmp_path: Path) -> None:
     world = new(EARLY)
     world.post(events.PauseAsked(1.7e9))
     journal = written(tmp_path, world.journal)
@@ -75,13 +73,13 @@ def test_a_snapshot_knows_that_the_run_is_paused(tmp_path: Path) -> None:
     assert read_snapshot(directory_of(journal), EARLY).state.paused_at == 1.7e9
 
 
-def test_nobody_else_may_read_a_snapshot_for_it_has_the_clients_tokens(journal: Journal) -> None:
+def test_a_snapshot_is_readable_only_by_the_owner(journal: Journal) -> None:
     write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
     for name in ("journal", "snapshot.json"):
         assert stat.S_IMODE((journal.path.parent / name).stat().st_mode) == 0o600
 
 
-def test_a_restart_reads_only_what_came_after_the_snapshot(
+def test_a_restart_reads_only_records_after_the_snapshot(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_snapshot(directory_of(journal), EARLY, half(journal))
@@ -127,7 +125,7 @@ def test_a_snapshot_that_does_not_fit_is_ignored(
     assert ("snapshot is ignored" in caplog.text) == (trouble in ("cut", "changed"))
 
 
-def test_a_journal_that_is_damaged_below_a_snapshot_is_still_refused(journal: Journal) -> None:
+def test_a_journal_damaged_before_its_snapshot_is_still_refused(journal: Journal) -> None:
     write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
     data = bytearray(journal.path.read_bytes())
     data[half(journal) // 2] ^= 1
@@ -137,7 +135,7 @@ def test_a_journal_that_is_damaged_below_a_snapshot_is_still_refused(journal: Jo
         Journal(journal.path, known.num_bytes)
 
 
-def test_settings_that_may_change_are_those_of_the_new_start(journal: Journal) -> None:
+def test_changeable_settings_are_those_of_the_new_start(journal: Journal) -> None:
     write_snapshot(directory_of(journal), EARLY, journal.num_bytes)
     patient = replace(EARLY, round_deadline_s=7200.0)
     assert read_snapshot(directory_of(journal), patient).state.settings == patient
@@ -160,7 +158,7 @@ def test_a_running_coordinator_keeps_a_snapshot(
     assert known.num_bytes > 0
 
 
-def test_a_snapshot_that_cannot_be_written_costs_nothing_but_time(
+def test_a_snapshot_that_cannot_be_written_does_not_stop_the_run(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:

@@ -69,7 +69,7 @@ def test_a_reproducible_run_waits_for_every_evaluation_that_may_end_it(
 @pytest.mark.parametrize(
     ("clients", "reached"), [(CLIENTS[:1], False), (CLIENTS[:2], True), (CLIENTS, True)]
 )
-def test_fewer_than_the_least_number_of_clients_do_not_reach_a_target(
+def test_fewer_than_min_clients_do_not_reach_a_target(
     clients: list[ClientId], reached: bool
 ) -> None:
     world = evaluating(target_accuracy=0.9, min_clients=2)
@@ -80,7 +80,7 @@ def test_fewer_than_the_least_number_of_clients_do_not_reach_a_target(
         assert world.state.best.clients == tuple(clients)
 
 
-def test_one_who_is_alone_after_the_others_left_decides() -> None:
+def test_the_only_remaining_client_decides() -> None:
     world = evaluating(target_accuracy=0.9, min_clients=2)
     for client in CLIENTS[1:]:
         world.post(events.Left(client, finished=False))

@@ -48,7 +48,7 @@ def test_there_is_an_example_of_every_kind() -> None:
     assert {type(fact) for fact in ONE_OF_EACH} == set(get_args(Fact))
 
 
-def test_the_examples_leave_no_field_at_its_default() -> None:
+def test_the_examples_set_every_field_to_a_non_default_value() -> None:
     """Otherwise a field that the journal forgets could go unseen."""
     forgotten = [
         f"{type(fact).__name__}.{one.name}"
@@ -66,7 +66,7 @@ def test_a_fact_survives_the_journal(fact: Fact) -> None:
     assert type(again) is type(fact)
 
 
-def test_sequences_and_work_have_their_types_again() -> None:
+def test_sequences_and_work_have_their_types_after_a_round_trip() -> None:
     closed = from_json(to_json(facts.StepClosed(4, (C1,), ())))
     assert isinstance(closed, facts.StepClosed)
     assert closed.accepted == (C1,) and closed.missing == ()
@@ -76,13 +76,13 @@ def test_sequences_and_work_have_their_types_again() -> None:
     assert started.reducer is Reducer.WEIGHTED_SUM
 
 
-def test_a_person_can_read_a_fact() -> None:
+def test_a_fact_is_readable_json() -> None:
     text = to_json(facts.StepVoided(4, "1 of at least 2 reported"))
     assert text == b'{"fact":"StepVoided","step":4,"reason":"1 of at least 2 reported","lost":[]}'
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_survives_to_the_last_bit(largest: float) -> None:
+def test_a_float_survives_the_journal_bit_for_bit(largest: float) -> None:
     again = from_json(to_json(facts.UploadAccepted(1, C1, "", largest)))
     assert isinstance(again, facts.UploadAccepted)
     assert again.largest.hex() == largest.hex()
@@ -97,7 +97,7 @@ def test_a_number_survives_to_the_last_bit(largest: float) -> None:
         b'{"fact":"RunStarted","clients":5}',
     ],
 )  # fmt: skip
-def test_what_is_no_fact_is_a_value_error(text: bytes) -> None:
+def test_a_record_that_is_not_a_fact_raises_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):
         from_json(text)
 
@@ -114,7 +114,7 @@ OLD_RECORDS = [
 ]
 
 
-def test_records_of_the_version_before_are_read_with_what_was_so_then() -> None:
+def test_records_of_the_previous_version_are_read_with_defaults() -> None:
     joined, started, committed, finished = (from_json(record) for record in OLD_RECORDS)
     assert joined == facts.ClientJoined(C1, 1, "t", 10, "m", "cpu", {}, (1, 2), labels=())
     assert started == facts.StepStarted(
@@ -126,7 +126,7 @@ def test_records_of_the_version_before_are_read_with_what_was_so_then() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_fact_or_a_value_error(text: bytes) -> None:
+def test_any_bytes_give_a_fact_or_a_value_error(text: bytes) -> None:
     try:
         fact = from_json(text)
     except ValueError:

@@ -35,7 +35,7 @@ def open_step(state: RunState) -> Step:
     return state.step
 
 
-def test_every_sentence_in_the_code_is_checked_and_quoted() -> None:
+def test_every_invariant_in_the_code_is_quoted_and_checked() -> None:
     source = re.sub(r"\n\s*#? ?", " ", inspect.getsource(module))
     written = re.findall(
         r"INVARIANT: (.*?\.)(?= |\Z)(?=\s*(?:\"\"\"|INVARIANT|[A-Za-z_]+:|\S+))", source

@@ -30,7 +30,7 @@ def found(*largest: float) -> list[str]:
         ((1e38, 3e38, 2e38), []),
     ],
 )
-def test_a_million_times_the_median_is_too_much(
+def test_a_score_above_a_million_times_the_median_is_an_outlier(
     largest: tuple[float, ...], excluded: list[str]
 ) -> None:
     assert found(*largest) == excluded

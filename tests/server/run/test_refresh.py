@@ -21,12 +21,12 @@ def due(state: RunState = STATE, **settings: Any) -> str:
     return refresh_due(replace(state, settings=replace(state.settings, **settings)))
 
 
-def test_nothing_is_due_unless_it_is_set_or_asked_for() -> None:
+def test_no_refresh_is_due_unless_configured_or_requested() -> None:
     assert due() == ""
     assert due(replace(STATE, refresh_asked=True)) == "asked for by the operator"
 
 
-def test_round_numbers_are_those_of_the_coming_round() -> None:
+def test_refresh_rounds_refer_to_the_next_round() -> None:
     assert due(refresh_rounds="6") == "before round 6, as set"
     assert due(refresh_rounds="5,7") == ""
     assert due(refresh_every=3) == "every 3 rounds, as set"
@@ -34,20 +34,20 @@ def test_round_numbers_are_those_of_the_coming_round() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"refresh_rounds": "6"}, {"refresh_every": 2}])
-def test_a_mask_that_is_new_is_not_renewed_by_itself(settings: dict[str, Any]) -> None:
+def test_a_new_mask_is_not_refreshed_automatically(settings: dict[str, Any]) -> None:
     assert due(**settings)
     assert due(replace(STATE, masked_round=6), **settings) == ""
     asked = replace(STATE, masked_round=6, refresh_asked=True)
     assert due(asked, **settings) == "asked for by the operator"
 
 
-def test_a_schedule_is_compared_with_what_the_mask_was_agreed_for() -> None:
+def test_a_schedule_is_compared_with_the_sparsity_of_the_current_mask() -> None:
     assert due(sparsity_schedule="0:0.9,5:0.8") == "sparsity 0.8 from round 6 on, as set"
     assert due(sparsity_schedule="0:0.9,2:0.8") == ""
     assert due(sparsity_schedule="0:0.9,7:0.8") == ""
 
 
-def test_nothing_is_due_without_a_mask_or_without_a_round_to_come() -> None:
+def test_no_refresh_is_due_without_a_mask_or_a_further_round() -> None:
     asked, settings = replace(STATE, refresh_asked=True), {"refresh_every": 1}
     for state in (
         replace(asked, mask_epoch=0),
@@ -60,14 +60,14 @@ def test_nothing_is_due_without_a_mask_or_without_a_round_to_come() -> None:
     assert due(warm, warmup_rounds=3, **settings) == "asked for by the operator"
 
 
-def test_who_keeps_everything_or_masks_of_their_own_has_no_mask() -> None:
+def test_dense_runs_and_runs_with_client_masks_have_no_mask_to_refresh() -> None:
     assert has_mask(STATE)
     for changes in ({"strategy": "fedavg"}, {"criterion": "client-random"}):
         settings = replace(STATE.settings, **changes)  # type: ignore[arg-type]
         assert not has_mask(replace(STATE, settings=settings))
 
 
-def test_the_open_round_counts_as_begun() -> None:
+def test_the_open_round_counts_as_started() -> None:
     last = replace(STATE, rounds_done=19)
     train = Step(9, Work.TRAIN, "", 19, 0, {C1: 1}, uploads={})
     assert not no_round_left(last)
@@ -80,13 +80,13 @@ def jump(*losses: float, factor: float = 2.0) -> str:
     return due(replace(STATE, losses=losses), refresh_on_loss_jump=factor)
 
 
-def test_a_jump_needs_three_rounds_before_it() -> None:
+def test_a_loss_jump_needs_three_earlier_rounds() -> None:
     assert jump(1, 1, 9) == ""
     assert jump(1, 1, 1, 9) == "the mean client loss rose to 9, usual was 1"
     assert due(replace(STATE, losses=(1, 1, 1, 9))) == "", "unless it is not set"
 
 
-def test_a_jump_is_measured_by_the_median_of_the_five_rounds_before() -> None:
+def test_a_loss_jump_is_relative_to_the_median_of_five_earlier_rounds() -> None:
     assert jump(1, 1, 1, 2)
     assert jump(1, 1, 1, 1.99) == ""
     assert jump(1, 9, 9, 9, 1, 1, 2) == "", "of 9, 9, 9, 1, 1"
@@ -94,7 +94,9 @@ def test_a_jump_is_measured_by_the_median_of_the_five_rounds_before() -> None:
     assert jump(1, 1, 1, 1.5, factor=1.5)
 
 
-def test_a_loss_that_does_not_rise_is_no_jump_however_small_the_usual_one() -> None:
+def test_a_loss_that_does_not_rise_is_not_a_jump_even_if_the_usual_loss_is_zero_or_negative() -> (
+    None
+):
     """Of nothing, any multiple is nothing; of less than nothing, it is less."""
     assert jump(0, 0, 0, 0) == ""
     assert jump(-1, -1, -1, -1) == "" and jump(-1, -1, -1, -1.5) == ""
@@ -111,7 +113,7 @@ def labelled(lost: frozenset[ClientId] = frozenset(), left: bool = False) -> Run
     )
 
 
-def test_labels_are_new_if_no_voter_had_them_and_their_client_can_be_asked() -> None:
+def test_labels_are_new_if_no_voter_had_them_and_their_client_is_available() -> None:
     new = {"refresh_on_new_labels": True}
     assert due(labelled(), **new) == "new labels: 8, 9"
     assert due(labelled()) == "", "unless it is not set"
@@ -141,7 +143,7 @@ RUNS: dict[str, tuple[dict[str, Any], list[tuple[int, str]]]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_agrees_on_masks_at_these_rounds_and_no_others(name: str) -> None:
+def test_a_run_agrees_on_masks_at_exactly_these_rounds(name: str) -> None:
     changes, expected = RUNS[name]
     settings = replace(RunSettings(rounds=6, clients=2, evaluate_every=0), **changes)
     settings.validate()
@@ -183,7 +185,7 @@ def test_validation_decides_only_if_every_client_has_it() -> None:
     assert chosen_on([]) == "test"
 
 
-def test_the_loss_of_a_round_is_of_training_and_counts_every_client_the_same() -> None:
+def test_the_loss_of_a_round_is_the_unweighted_mean_training_loss() -> None:
     """Test samples decide nothing: what they say of the base is not looked at."""
     reports = [
         {"evaluation": told(0, 100, 900.0), "training_loss": 1.0},

@@ -64,7 +64,7 @@ def test_a_run_gathers_scores_trains_evaluates_and_ends() -> None:
     assert (state.mask_epoch, state.num_kept, state.base_digest) == (1, 5, "b2")
 
 
-def test_applying_a_fact_leaves_the_old_state_as_it_was() -> None:
+def test_applying_a_fact_does_not_change_the_old_state() -> None:
     before = after(joined(C1, 1), TRAIN)
     copy = replace(before)
     after(accepted(2, C1), joined(C2, 2), state=before)
@@ -92,7 +92,7 @@ def test_joining_again_is_a_new_session_of_the_same_member() -> None:
     assert list(state.members) == [C1, C2]
 
 
-def test_a_step_waits_for_those_of_its_cohort_that_have_not_reported() -> None:
+def test_a_step_waits_for_clients_of_its_cohort_that_have_not_reported() -> None:
     state = after(TRAIN)
     assert state.step is not None and state.step.pending == {C1, C2}
     state = apply(state, accepted(2, C2))
@@ -117,7 +117,7 @@ def test_only_training_makes_rounds_and_only_evaluation_marks_them_evaluated() -
     assert (evaluated.rounds_done, evaluated.rounds_evaluated, evaluated.model_step) == (1, 1, 2)
 
 
-def test_labels_of_all_who_were_ever_asked_to_vote_are_known() -> None:
+def test_labels_of_all_clients_that_were_asked_to_vote_are_known() -> None:
     """Whoever brings them back later brings nothing new, though its first owner has left."""
     with_labels = [replace(joined(C1, 1), labels=(0, 1)), replace(joined(C2, 2), labels=(1, 2))]
     state = after(*with_labels, SCORE, committed(1, "b1"))
@@ -132,7 +132,7 @@ def test_labels_of_all_who_were_ever_asked_to_vote_are_known() -> None:
     assert gone.mask_epoch == 2
 
 
-def test_a_stop_is_remembered_until_it_can_happen() -> None:
+def test_a_requested_stop_is_remembered_until_the_sum_is_done() -> None:
     state = after(TRAIN, facts.StopRequested())
     assert state.stop_asked and not state.finished
     state = apply(state, facts.RunFinished(stopped=True))
@@ -142,7 +142,7 @@ def test_a_stop_is_remembered_until_it_can_happen() -> None:
 @pytest.mark.parametrize(
     "fact", [accepted(1, C1), facts.StepClosed(1, (), ()), committed(1, "b")], ids=str
 )
-def test_a_journal_that_speaks_of_no_open_step_is_an_error(fact: Fact) -> None:
+def test_a_fact_about_a_step_that_is_not_open_is_an_error(fact: Fact) -> None:
     with pytest.raises(ValueError, match="a step that is not open"):
         apply(NEW, fact)
 

@@ -109,7 +109,7 @@ class Story:
             case "drain":
                 return events.DrainAsked()
             case "stood_still":
-                return events.StoodStill(float(options["seconds"]))
+                return events.ProcessSuspended(float(options["seconds"]))
             case "tick":
                 return events.Tick()
             case "recovered" | "restart":
@@ -256,12 +256,12 @@ def played(text: str) -> str:
     return "\n".join(out) + "\n"
 
 
-def test_every_story_is_there() -> None:
+def test_the_expected_stories_exist() -> None:
     assert {path.stem for path in STORIES} == TOLD
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_the_story_happens_as_it_is_told(path: Path) -> None:
+def test_a_story_gives_the_recorded_output(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# ")
     assert played(text) == text

@@ -49,7 +49,9 @@ def test_a_claim_beyond_the_limit_is_refused_naming_the_flag() -> None:
         check_samples(EVE, 101, REFUSING)
 
 
-def test_who_has_more_than_half_of_all_samples_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_with_more_than_half_of_all_samples_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING, "ssfl.run")
     assert warn_of_majority(state_of(ann=10, bob=10, eve=20)) is None
     assert warn_of_majority(state_of(ann=10, eve=2000)) is None  # of two, one always has
@@ -59,7 +61,7 @@ def test_who_has_more_than_half_of_all_samples_is_told(caplog: pytest.LogCapture
     assert vars(caplog.records[0])["client"] == EVE
 
 
-def test_each_thing_is_told_once_per_client(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_warning_is_logged_once_per_client(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "ssfl.run")
     counts, state = SampleCounts(), state_of(ann=10, bob=10, eve=5)
     counts.joined(EVE, None, state)
@@ -72,7 +74,7 @@ def test_each_thing_is_told_once_per_client(caplog: pytest.LogCaptureFixture) ->
     assert "more than half" in most.message
 
 
-def test_before_the_start_nobody_is_told_to_have_most(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_majority_is_logged_before_the_start(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "ssfl.run")
     state = replace(state_of(ann=10, bob=10, eve=5000), founders=())
     SampleCounts().joined(EVE, None, state)

@@ -9,7 +9,7 @@ from ssfl.server.storage.blobs import FileBlobs
 from ssfl.server.storage.contracts import Blobs
 
 
-def test_a_blob_is_read_whole_or_by_range(tmp_path: Path) -> None:
+def test_a_blob_is_read_completely_or_by_range(tmp_path: Path) -> None:
     blobs: Blobs = FileBlobs(tmp_path)
     blobs.put("values-1.f32", [b"ab", b"cdef"])
     assert blobs.read("values-1.f32") == b"abcdef"
@@ -32,7 +32,7 @@ def test_blobs_are_listed_by_prefix_and_deleted_once(tmp_path: Path) -> None:
     assert FileBlobs(tmp_path / "not made yet").names() == []
 
 
-def test_a_blob_that_could_not_be_written_is_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_blob(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path)
     blobs.put("values-1.f32", b"before")
     install_hook(lambda name: trigger("full", name) if name == "values.written" else None)

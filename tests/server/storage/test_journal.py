@@ -50,7 +50,7 @@ def test_a_new_journal_is_empty_and_leaves_no_other_file(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
 
 
-def test_what_was_appended_is_replayed_in_order_over_several_processes(tmp_path: Path) -> None:
+def test_records_are_replayed_in_order_across_processes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for body in BODIES:
         write(path, [body])
@@ -68,7 +68,7 @@ def test_append_returns_after_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert seen == [record_starts(BODIES)[-1]], "one fsync for all, after all were written"
 
 
-def test_a_write_that_the_disk_takes_in_small_parts_is_whole(tmp_path: Path) -> None:
+def test_short_writes_are_completed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     file = journal._file
@@ -89,7 +89,7 @@ def test_a_write_that_the_disk_takes_in_small_parts_is_whole(tmp_path: Path) -> 
     assert read(path) == (BODIES, 0)
 
 
-def test_every_possible_torn_tail_is_cut_and_the_journal_goes_on(tmp_path: Path) -> None:
+def test_every_possible_torn_tail_is_cut_and_appends_continue(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     write(whole, BODIES)
     data = whole.read_bytes()
@@ -122,7 +122,7 @@ def test_a_tail_of_zeros_is_cut(tmp_path: Path) -> None:
         assert len(records) == kept or BODIES[kept] == bytes(2)
 
 
-def test_a_damaged_last_body_cannot_be_told_from_a_torn_one(tmp_path: Path) -> None:
+def test_a_damaged_last_body_is_cut_like_a_torn_one(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path, BODIES)
     data = bytearray(path.read_bytes())
@@ -176,7 +176,9 @@ def test_any_bytes_behind_sound_records_are_cut_refused_or_records(
 
 
 @pytest.mark.parametrize("content", [b"", b"SSFLJRN", b"SSFLJRN2", b"PK\x03\x04 something else"])
-def test_another_file_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_journal_is_refused_with_a_remedy(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(StateError, match="not a journal of this version; use --fresh"):
@@ -201,7 +203,7 @@ def test_an_empty_body_is_a_record(tmp_path: Path) -> None:
     assert read(tmp_path / "journal") == ([b"", b"a", b""], 0)
 
 
-def test_who_opens_a_journal_takes_it_over_and_the_one_before_cannot_acknowledge(
+def test_opening_a_journal_takes_it_over_and_fences_the_previous_owner(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "journal"
@@ -235,7 +237,7 @@ def test_a_journal_that_was_deleted_is_not_reported_as_taken_over(
     journal.close()
 
 
-def test_what_was_acknowledged_before_the_take_over_is_there_after_it(tmp_path: Path) -> None:
+def test_records_acknowledged_before_a_takeover_survive_it(tmp_path: Path) -> None:
     """The owner writes at the last moment: the file has a new name, but nobody has read it yet."""
     path = tmp_path / "journal"
     first = Journal(path)
@@ -258,7 +260,7 @@ def test_what_was_acknowledged_before_the_take_over_is_there_after_it(tmp_path: 
     second.close()
 
 
-def test_a_take_over_that_was_cut_short_loses_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_takeover_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path, BODIES)
     for point in ("journal.taken", "journal.created"):
@@ -279,7 +281,7 @@ def test_a_take_over_that_was_cut_short_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["journal.append", "journal.torn", "journal.written"])
-def test_an_append_that_fails_leaves_the_file_as_it_was(tmp_path: Path, point: str) -> None:
+def test_a_failed_append_leaves_the_file_unchanged(tmp_path: Path, point: str) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     journal.append(BODIES)

@@ -35,7 +35,7 @@ def load(store: Store, model: ModelState, step: int = 7) -> ModelState:
     )
 
 
-def test_a_model_comes_back_as_it_was_stored(store: Store, model: ModelState) -> None:
+def test_a_stored_model_is_loaded_unchanged(store: Store, model: ModelState) -> None:
     store.save_initial(model.manifest, model.initial)
     store.save_step(7, model)
     manifest = store.load_manifest(model.manifest.digest.hex())
@@ -48,7 +48,7 @@ def test_a_model_comes_back_as_it_was_stored(store: Store, model: ModelState) ->
 
 
 @pytest.mark.parametrize("trouble", ["missing", "damaged", "short"])
-def test_initial_weights_from_a_seed_are_rebuilt_if_their_file_is_no_good(
+def test_initial_weights_are_rebuilt_from_the_seed_if_their_file_is_missing_or_damaged(
     store: Store, model: ModelState, trouble: str
 ) -> None:
     store.save_initial(model.manifest, model.initial)
@@ -65,9 +65,7 @@ def test_initial_weights_from_a_seed_are_rebuilt_if_their_file_is_no_good(
     assert again.tobytes() == model.initial.tobytes()
 
 
-def test_whole_vectors_of_a_lean_state_are_read_again_after_they_were_released(
-    store: Store, model: ModelState
-) -> None:
+def test_released_vectors_of_a_lean_state_are_read_again(store: Store, model: ModelState) -> None:
     whole = model.initial + np.float32(1)
     rich = replace(model, scored=whole, scored_digest=b"", resting=whole)
     store.save_initial(model.manifest, model.initial)
@@ -85,7 +83,7 @@ def test_whole_vectors_of_a_lean_state_are_read_again_after_they_were_released(
         _ = lean.whole
 
 
-def test_a_change_that_is_damaged_or_missing_is_none(store: Store, model: ModelState) -> None:
+def test_a_damaged_or_missing_change_is_none(store: Store, model: ModelState) -> None:
     store.save_step(7, replace(model, change=memoryview(b"coded")))
     found = store.load_change(7)
     assert found is not None and bytes(found) == b"coded"
@@ -97,7 +95,7 @@ def test_a_change_that_is_damaged_or_missing_is_none(store: Store, model: ModelS
     assert store.load_change(7) is None
 
 
-def test_initial_weights_that_were_sent_come_back_bit_for_bit(store: Store, sent: Manifest) -> None:
+def test_uploaded_initial_weights_are_loaded_bit_for_bit(store: Store, sent: Manifest) -> None:
     initial = np.array([0x80000000, 0x3F800000, 1], dtype=np.uint32).view(np.float32)
     store.save_initial(sent, initial)
     again = store.load_initial(sent, values_digest(initial).hex())
@@ -122,9 +120,7 @@ def test_another_seed_or_version_that_builds_other_weights_is_refused(
         store.load_initial(model.manifest, values_digest(other).hex())
 
 
-def test_older_values_are_dropped_but_those_before_the_newest_and_later_ones_stay(
-    store: Store, model: ModelState
-) -> None:
+def test_values_older_than_the_previous_step_are_dropped(store: Store, model: ModelState) -> None:
     for step in (2, 7, 10, 11):
         store.save_step(step, model)
     store.drop_older(10, 1)
@@ -132,7 +128,7 @@ def test_older_values_are_dropped_but_those_before_the_newest_and_later_ones_sta
     assert names == ["values-10.f32", "values-11.f32", "values-7.f32"]
 
 
-def test_what_older_masks_were_agreed_on_is_dropped_too(store: Store, model: ModelState) -> None:
+def test_scored_models_of_older_masks_are_dropped(store: Store, model: ModelState) -> None:
     whole = model.initial + np.float32(1)
     for epoch in (2, 3):
         store.save_step(epoch, replace(model, mask_epoch=epoch, scored=whole, scored_digest=b""))
@@ -145,9 +141,7 @@ def test_what_older_masks_were_agreed_on_is_dropped_too(store: Store, model: Mod
     assert again.tobytes() == whole.tobytes()
 
 
-def test_the_best_model_outlives_its_step_until_a_better_one_comes(
-    store: Store, model: ModelState
-) -> None:
+def test_the_best_model_is_kept_until_a_better_one(store: Store, model: ModelState) -> None:
     assert model.mask is not None and model.values is not None
     store.save_step(4, model)
     store.keep_best(4)
@@ -186,7 +180,7 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.mark.parametrize("pattern", ["manifest-*.json", "initial-*.f32", "mask-1.bin", "values-7*"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_missing_or_changed_file_is_refused_with_what_to_do(
+def test_a_missing_or_changed_file_is_refused_with_a_remedy(
     store: Store, sent: Manifest, model: ModelState, pattern: str, damage: str
 ) -> None:
     initial = np.ones(3, dtype=np.float32)

@@ -36,7 +36,7 @@ def test_an_upload_resumes_at_the_length_of_its_file(spool: Spool) -> None:
     assert again.path.read_bytes() == b"abcdefg"
 
 
-def test_nobody_else_may_look_at_uploads(spool: Spool) -> None:
+def test_uploads_are_readable_only_by_the_owner(spool: Spool) -> None:
     folder = spool.part(3, C1, ONE).path.parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -60,7 +60,7 @@ def test_uploads_of_other_clients_and_steps_stay(spool: Spool) -> None:
     ]
 
 
-def test_a_kept_upload_has_its_final_name_and_is_synced_before(
+def test_a_kept_upload_is_synced_before_its_final_rename(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = spool.part(3, C1, ONE)
@@ -81,7 +81,7 @@ def test_a_kept_upload_is_not_touched_by_a_new_one(spool: Spool) -> None:
     assert spool.stored(3, C1, ONE).path.read_bytes() == b"abc"
 
 
-def test_a_step_that_is_over_is_dropped_with_all_before_it(spool: Spool) -> None:
+def test_dropping_a_step_drops_all_earlier_steps(spool: Spool) -> None:
     for step in (0, 2, 3, 4, 12):
         spool.part(step, C1, ONE)
     (spool.root / "notes.txt").write_text("not ours")
@@ -89,7 +89,7 @@ def test_a_step_that_is_over_is_dropped_with_all_before_it(spool: Spool) -> None
     assert sorted(path.name for path in spool.root.iterdir()) == ["12", "4", "notes.txt"]
 
 
-def test_an_upload_under_way_finds_no_place_when_its_step_is_over(spool: Spool) -> None:
+def test_an_upload_in_progress_fails_when_its_step_is_over(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
     part.append(b"abc")
     spool.drop_through(3)
@@ -99,12 +99,12 @@ def test_an_upload_under_way_finds_no_place_when_its_step_is_over(spool: Spool) 
         spool.keep(part, part.values)
 
 
-def test_dropping_what_is_not_there_is_no_error(spool: Spool) -> None:
+def test_dropping_missing_files_is_not_an_error(spool: Spool) -> None:
     spool.drop_through(7)
     spool.drop_others(7)
 
 
-def test_after_a_restart_only_the_open_step_stays(spool: Spool) -> None:
+def test_after_a_restart_only_the_open_step_is_kept(spool: Spool) -> None:
     for step in (2, 3, 4):
         spool.part(step, C1, ONE)
     spool.drop_others(3)
@@ -125,7 +125,7 @@ def test_the_digest_of_the_whole_file_is_checked(spool: Spool) -> None:
     assert caught.value.actual == hashlib.sha256(b"one!").digest()
 
 
-def test_values_are_read_from_any_place(spool: Spool) -> None:
+def test_values_are_read_from_any_position(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
     part.append(np.arange(10, dtype="<f4").tobytes())
     assert part.values.read(0, 4).tolist() == [0, 1, 2, 3]
@@ -134,7 +134,7 @@ def test_values_are_read_from_any_place(spool: Spool) -> None:
     assert part.values.read(0, 4).dtype == np.float32
 
 
-def test_of_a_coded_upload_the_values_are_kept_and_the_bytes_dropped(
+def test_decoded_values_of_a_coded_upload_are_kept_and_its_bytes_dropped(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = spool.part(3, C1, ONE)
@@ -148,7 +148,7 @@ def test_of_a_coded_upload_the_values_are_kept_and_the_bytes_dropped(
     assert spool.stored(3, C1, ONE).path.read_bytes() == b"values"
 
 
-def test_values_without_their_upload_are_no_upload(spool: Spool) -> None:
+def test_decoded_values_without_their_upload_are_ignored(spool: Spool) -> None:
     """A crash left them: the next upload starts at byte 0."""
     part = spool.part(3, C1, ONE)
     two = {staged(part, b"values"), staged(part, b"values")}
@@ -164,7 +164,7 @@ def kept(spool: Spool, step: int, client: str, digest: bytes = ONE) -> str:
     return digest.hex()
 
 
-def test_with_a_place_for_them_uploads_that_counted_are_set_aside_with_their_digests(
+def test_counted_uploads_are_set_aside_with_their_digests_if_they_are_to_be_kept(
     tmp_path: Path,
 ) -> None:
     spool = Spool(tmp_path / "spool", tmp_path / "accepted")
@@ -186,7 +186,7 @@ def test_with_a_place_for_them_uploads_that_counted_are_set_aside_with_their_dig
     assert (folder / f"c1.{ONE.hex()[:16]}.bin").read_bytes() == b"c1"
 
 
-def test_without_a_place_for_them_or_without_one_that_counted_nothing_is_moved(
+def test_nothing_is_set_aside_without_a_folder_or_without_counted_uploads(
     tmp_path: Path,
 ) -> None:
     for spool in (Spool(tmp_path / "a"), Spool(tmp_path / "b", tmp_path / "accepted")):
@@ -197,20 +197,20 @@ def test_without_a_place_for_them_or_without_one_that_counted_nothing_is_moved(
 
 
 @pytest.mark.parametrize("text", [None, b"", b"no sums", b"\xff  a.bin"])
-def test_sums_that_cannot_be_read_are_none(tmp_path: Path, text: bytes | None) -> None:
+def test_unreadable_sums_give_an_empty_mapping(tmp_path: Path, text: bytes | None) -> None:
     if text is not None:
         (tmp_path / "SHA256SUMS").write_bytes(text)
     assert read_sums(tmp_path) == {}
 
 
-def test_what_is_half_decoded_does_not_outlive_the_process(spool: Spool) -> None:
+def test_partly_decoded_values_are_dropped_at_a_restart(spool: Spool) -> None:
     part = spool.part(3, C1, ONE)
     staged(part, b"abc")
     spool.drop_others(3)
     assert names(spool) == [f"3/c1.{ONE.hex()[:16]}.part"]
 
 
-def test_where_only_one_client_is_asked_what_others_left_is_dropped(spool: Spool) -> None:
+def test_partial_uploads_of_other_clients_are_dropped_if_one_client_is_asked(spool: Spool) -> None:
     gone = spool.part(0, ClientId("gone"), ONE)
     mine = spool.part(0, C1, ONE)
     spool.drop_clients_but(C1, 0)
@@ -221,7 +221,7 @@ def test_where_only_one_client_is_asked_what_others_left_is_dropped(spool: Spool
     assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
 
 
-def test_an_accepted_upload_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_changed_or_missing_accepted_upload_is_reported(tmp_path: Path) -> None:
     values = StoredValues(tmp_path / "c1.bin")
     values.path.write_bytes(b"four")
     check_stored(values, hashlib.sha256(b"four").hexdigest())

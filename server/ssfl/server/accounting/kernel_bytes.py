@@ -1,13 +1,13 @@
-"""What the kernel counted on the clients' connections: every byte that TCP carried.
+"""Socket bytes of the clients' connections, as counted by the kernel (TCP_INFO).
 
-gRPC keeps its sockets to itself. They are found among this process's open files (/proc/self/fd)
-and their counters asked for with TCP_INFO: HTTP/2 framing, headers and pings are in them,
-TCP/IP headers are not. A call's `peer` tells which client a connection belongs to.
+gRPC does not expose its sockets. They are found among the open files of this process
+(/proc/self/fd). The counters include HTTP/2 framing, headers and pings, but not TCP/IP headers.
+The `peer` of a call identifies the client of a connection.
 
-Several clients behind one proxy may share a connection: what it carried since the last sample is
-booked to the client that spoke last. What a connection carries between its last sample and its
-end is not seen; a client that says goodbye is sampled then. Where the system has no /proc or
-does not count (macOS), nothing is booked, and the log says so once.
+Several clients behind one proxy may share a connection; its bytes since the last sample are then
+booked to the last caller. Bytes between the last sample of a connection and its end are not seen,
+so a client is sampled when it leaves. On systems without /proc or counters (macOS) nothing is
+booked, and the log reports that once.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from ssfl.server.accounting.ledger import Direction, Ledger
 log = logging.getLogger(__name__)
 
 OPEN_FILES = Path("/proc/self/fd")
-# linux/tcp.h, struct tcp_info: u64 fields at these bytes. Before Linux 4.19 the bytes sent are
-# known only as far as they were acknowledged.
+# linux/tcp.h, struct tcp_info: offsets of u64 fields. Before Linux 4.19 only acknowledged sent
+# bytes are known.
 ACKED_AT, RECEIVED_AT, SENT_AT = 120, 128, 200
 INFO_BYTES, OLD_INFO_BYTES = 208, 136
 
@@ -43,19 +43,19 @@ class Connections:
     """The connections of clients, and how much of each is in the ledger."""
 
     def __init__(self, ledger: Ledger, open_files: Path = OPEN_FILES) -> None:
-        self.port = 0  # that clients connect to; 0: not listening yet
+        self.port = 0  # the port clients connect to; 0: not listening yet
         self._ledger = ledger
         self._open_files = open_files
         self._speakers: dict[str, tuple[ClientId, Place]] = {}  # by peer
         self._booked: dict[tuple[int, Place], Carried] = {}  # by inode and place
         self._counts = True
-        # 500 connections take 10 to 20 ms, and a commit waits for it: not behind somebody's hash.
+        # A thread of its own: 500 connections take 10 to 20 ms, and commits wait for the result.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sockets")
         self._one_at_a_time = asyncio.Lock()
         self._next: asyncio.Future[None] | None = None
 
     def belongs(self, peer: str, client: ClientId) -> None:
-        """Note who speaks on a connection; `peer` as a call's context names it."""
+        """Note the client of a connection; `peer` as in the context of a call."""
         known = self._speakers.get(peer)
         if known is None or known[0] != client:
             place = place_of(peer)
@@ -63,9 +63,9 @@ class Connections:
                 self._speakers[peer] = (client, place)
 
     async def count(self) -> None:
-        """Book what was carried since the last time; whoever asks meanwhile shares the next look.
+        """Book the bytes since the last sample. Concurrent callers share the next sample.
 
-        Hundreds of clients that leave at once cost a few looks, not hundreds.
+        Hundreds of clients that leave at once cost a few samples, not hundreds.
         """
         if not self._counts or not self.port:
             return
@@ -94,7 +94,7 @@ class Connections:
         for connection, (received, sent) in found.items():
             before = booked[connection] = self._booked.get(connection, (0, 0))
             client = clients.get(connection[1])
-            if client is not None:  # else nobody has spoken on it yet: booked when somebody does
+            if client is not None:  # else no call has used it yet: booked after the first call
                 self._ledger.carry(client, Direction.UP, received - before[0])
                 self._ledger.carry(client, Direction.DOWN, sent - before[1])
                 booked[connection] = received, sent
@@ -106,9 +106,9 @@ class Connections:
 
 
 def place_of(peer: str) -> Place | None:
-    """Return where a call comes from, from "ipv4:127.0.0.1:43210" or "ipv6:%5B::1%5D:43210".
+    """Return the address and port of a peer such as "ipv4:127.0.0.1:43210".
 
-    None if it is no TCP connection.
+    IPv6 peers look like "ipv6:%5B::1%5D:43210". None if the peer is not a TCP connection.
     """
     family, _, rest = unquote(peer).partition(":")
     address, _, port = rest.rpartition(":")
@@ -122,16 +122,16 @@ def place_of(peer: str) -> Place | None:
 def carried_by_connection(
     port: int, open_files: Path = OPEN_FILES
 ) -> dict[tuple[int, Place], Carried]:
-    """Return what each connection to `port` of this process carried so far.
+    """Return the bytes carried so far by each connection to `port` of this process.
 
-    They are told apart by inode, too: a port of the far end may come again. Raise OSError if
-    this system does not tell.
+    The inode is part of the key because remote ports are reused. Raise OSError if this system
+    has no counters.
     """
     if not hasattr(socket, "TCP_INFO"):
         raise OSError("it has no TCP_INFO")
     found: dict[tuple[int, Place], Carried | None] = {}
     for link in open_files.iterdir():
-        with suppress(OSError):  # closed while we look, or not connected
+        with suppress(OSError):  # closed in the meantime, or not connected
             found.update(_connection(int(link.name), port))
     if any(counted is None for counted in found.values()):
         raise OSError("its TCP_INFO has no counters (Linux 4.1 has them)")
@@ -139,10 +139,10 @@ def carried_by_connection(
 
 
 def _connection(file: int, port: int) -> Iterator[tuple[tuple[int, Place], Carried | None]]:
-    """Yield the connection behind an open file if it is one to `port`."""
+    """Yield the connection behind an open file if its local port is `port`."""
     if not stat.S_ISSOCK(os.fstat(file).st_mode):
         return
-    # A duplicate stays the same socket even if gRPC closes its own meanwhile.
+    # The duplicate stays the same socket even if gRPC closes the original.
     with socket.socket(fileno=os.dup(file)) as borrowed:
         if borrowed.family not in (socket.AF_INET, socket.AF_INET6):
             return
@@ -161,7 +161,7 @@ def _connection(file: int, port: int) -> Iterator[tuple[tuple[int, Place], Carri
 
 @lru_cache(maxsize=1024)
 def _plain(address: str) -> str:
-    """Return an address in one form, however a socket of either family writes it."""
+    """Return an address in canonical form, for sockets of either family."""
     plain = ip_address(address.partition("%")[0])
     mapped = plain.ipv4_mapped if isinstance(plain, IPv6Address) else None
     return str(mapped or plain)

@@ -1,11 +1,11 @@
-"""Bytes, counted as they pass: by what they were for, in which direction and how encoded.
+"""Byte accounting by phase, direction and encoding.
 
 Three counts: *payload* is encoded tensors alone, *message* whole protobuf messages, *socket* what
-TCP carried. The kernel cannot tell what a byte on a connection was for, so socket bytes are booked
-to a phase of their own, `connection`, which has no messages.
+TCP carried. The kernel does not know the purpose of a byte, so socket bytes are booked to a
+phase of their own, `connection`, which has no messages.
 
-Totals are kept for the whole run; detail by client only until it is taken, when a step ends, so
-memory does not grow with the rounds (ledger_file.py has the rest).
+Totals are kept for the whole run. Detail by client is kept until `take` moves it to ledger.csv at
+the end of a step (ledger_file.py), so memory does not grow with the rounds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ class Direction(StrEnum):
 
 
 _VALUES = ("values_only", "reference", "bfloat16", "int8", "grid")
-# What tensors travel as, by phase and direction.
+# Encodings of tensors, by phase and direction.
 CARRIED = {
     ("initial", Direction.UP): ("dense",),
     ("initial", Direction.DOWN): ("dense", "reference"),
@@ -73,12 +73,12 @@ class Ledger:
     ) -> None:
         """Add one protobuf message and the tensor bytes inside it.
 
-        `encoding` is that of the tensor (`encoding_word`); empty for a message without one.
+        `encoding` is that of the tensor (`encoding_word`); empty for a message without tensor.
         """
         self._add(client, (phase, direction, encoding), payload_bytes, message_bytes, 0)
 
     def carry(self, client: ClientId, direction: Direction, socket_bytes: int) -> None:
-        """Add what a client's connection carried since the last time."""
+        """Add the bytes a client's connection carried since the last sample."""
         if socket_bytes:
             self._add(client, (CONNECTION, direction, ""), 0, 0, socket_bytes)
 
@@ -92,11 +92,11 @@ class Ledger:
 
     @property
     def untaken(self) -> bool:
-        """Tell whether something was counted since the last `take`."""
+        """Whether bytes were counted since the last `take`."""
         return bool(self._detail)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return rows by client of what was counted since the last call, and begin anew."""
+        """Return rows by client of the bytes since the last call, and reset them."""
         detail, self._detail = self._detail, {}
         return [
             {"client": client, **_row(key, counted)}
@@ -106,7 +106,7 @@ class Ledger:
         ]
 
     def resume(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from the totals of an earlier process."""
+        """Continue from the totals of an earlier process."""
         for row in rows:
             key = (str(row["phase"]), Direction(row["direction"]), str(row.get("encoding", "")))
             self._totals[key] = _Bytes(

@@ -1,11 +1,10 @@
 """ledger.csv: the bytes of a run by round, step, client, phase, direction and encoding.
 
-Rows are appended when a step ends, and for what passes outside steps (gathering, fetching the
-final model), where round and step are empty; a step that was interrupted by an orderly restart has
-rows of both processes. The journal's record that follows says how long the file is: after a crash
-it is cut to that length, so that no row is there twice, none written with a commit is lost,
-and the sums of its rows are the totals that the journal holds. What a killed process had counted
-since the last commit is not in either.
+Rows are appended when a step ends. Bytes outside steps (gathering, fetching the final model) have
+an empty round and step. A step that was interrupted by an orderly restart has rows of both
+processes. The next journal record holds the length of the file. After a crash the file is truncated
+to that length, so no row is duplicated, no committed row is lost, and the rows add up to the totals
+in the journal. Bytes that a killed process had counted since the last commit are in neither.
 """
 
 import csv
@@ -26,7 +25,7 @@ COLUMNS = (
     "run_id", "round", "step", "client", "phase", "direction", "encoding",
     "payload_bytes", "message_bytes", "socket_bytes",
 )  # fmt: skip
-COUNTS = ("payload_bytes", "message_bytes")  # that the totals of the journal have, too
+COUNTS = ("payload_bytes", "message_bytes")  # columns that the totals in the journal also have
 BLOCK_BYTES = 1 << 20
 
 
@@ -34,7 +33,7 @@ class LedgerFile:
     """The open file; for one thread at a time."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
-        """Open or create `path`, cutting what is beyond the `num_bytes` the journal speaks of."""
+        """Open or create `path`; truncate it to the `num_bytes` that the journal records."""
         self.path = path
         self._file = path.open("a+b", buffering=0)
         sync_directory(path.parent)
@@ -55,7 +54,7 @@ class LedgerFile:
         round_number: int | str,
         step: int | str,
     ) -> int:
-        """Write rows (`Ledger.take`), return the file's length when they are on disk."""
+        """Write rows (`Ledger.take`) and sync them; return the length of the file."""
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         if not self.num_bytes:
@@ -67,7 +66,7 @@ class LedgerFile:
         length = self.num_bytes + len(view)
         if self._is_torn:
             self._file.truncate(self.num_bytes)
-        self._is_torn = True  # until it is known to be whole
+        self._is_torn = True  # until the write is complete
         while view:
             view = view[self._file.write(view) :]
         failpoint("ledger.written")
@@ -81,18 +80,18 @@ class LedgerFile:
 
 
 def copy_ledger(source: Path, target: Path, num_bytes: int) -> None:
-    """Copy the first `num_bytes`, whatever is appended meanwhile."""
+    """Copy the first `num_bytes`, even while rows are appended."""
     write_atomic(target, _blocks(source, num_bytes))
 
 
 def ledger_problem(path: Path, totals: Iterable[Mapping[str, Any]], num_bytes: int) -> str:
-    """Return what is wrong with a file whose rows must add up to totals; empty if nothing."""
+    """Return what is wrong with the file, whose rows must add up to `totals`; empty if nothing."""
     if not num_bytes:
         return ""
     sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     try:
         if (found := path.stat().st_size) < num_bytes:
-            return f"{path} has {found} bytes, the journal speaks of {num_bytes}"
+            return f"{path} has {found} bytes, the journal records {num_bytes}"
         rows = csv.DictReader(_lines(path, num_bytes))
         if tuple(rows.fieldnames or ()) != COLUMNS:
             return f"{path} has other columns than this version writes"
@@ -127,7 +126,7 @@ def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
 
 
 def _whole_lines(path: Path) -> int:
-    """Return the length of a file up to its last line's end."""
+    """Return the length of a file up to the end of its last complete line."""
     at = 0
     with path.open("rb") as file:
         for line in file:

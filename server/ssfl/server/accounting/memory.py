@@ -1,4 +1,4 @@
-"""How much memory and disk the coordinator takes."""
+"""Memory and disk usage of the coordinator."""
 
 import os
 import resource
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident memory of this process so far."""
-    try:  # getrusage would count the process that started us, too
+    """Return the peak resident memory of this process."""
+    try:  # getrusage would include the parent process
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.split("VmHWM:")[1].split()[0])
     except (OSError, IndexError):
@@ -20,18 +20,18 @@ def peak_memory_bytes() -> int:
 
 @cache
 def memory_limit_bytes(groups: Path = Path("/sys/fs/cgroup"), own: str = "") -> int:
-    """Return how much memory this process may have: its control group's, at most the machine's.
+    """Return the memory limit of this process: that of its control group or of the machine.
 
     `own` is the group's path, as in the last part of /proc/self/cgroup.
     """
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = groups / (own or _control_group()).lstrip("/")
-    for place in (group, *group.parents):  # a group above may have less to give
+    for place in (group, *group.parents):  # a parent group may have a lower limit
         with suppress(OSError, ValueError):  # no file, or "max"
             limit = min(limit, int((place / "memory.max").read_text()))
         if place == groups:
             break
-    with suppress(OSError, ValueError):  # the first version of control groups
+    with suppress(OSError, ValueError):  # cgroup v1
         limit = min(limit, int((groups / "memory" / "memory.limit_in_bytes").read_text()))
     return limit
 
@@ -45,7 +45,7 @@ def _control_group() -> str:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of all files under a folder; they may come and go meanwhile."""
+    """Return the size of all files under a folder, which may change during the call."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

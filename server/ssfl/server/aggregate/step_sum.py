@@ -1,9 +1,9 @@
-"""The sum of the open step: fold verified uploads, then make the next model.
+"""The sum of the open step: fold verified uploads, then compute the next model.
 
-Memory, whatever the number of clients: updates are added as they come to one 64-bit sum over the
-step's values. Scores are as many as the model has weights, and their grid is known only when
-the last is here: then they are added block by block, so that only their mean is ever held whole.
-Runs on one worker thread, so folds never overlap; the result does not depend on their order.
+Memory does not depend on the number of clients. Updates are added on arrival to one 64-bit sum over
+the step's values. Scores cover all weights of the model, and their grid is known only after the
+last upload. They are then added block by block, so that only their mean is held completely.
+All folds run on one worker thread and never overlap. The result does not depend on their order.
 """
 
 import logging
@@ -30,14 +30,14 @@ log = logging.getLogger("ssfl.run")
 
 
 def update_fraction_bits(step: Step) -> int:
-    """Return the grid of a training step: fixed by its cohort, so it can be announced."""
+    """Return the grid of a training step, which is fixed by its cohort and can be announced."""
     if step.fraction_bits is not None:
         return step.fraction_bits
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
 
 
 def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) -> None:
-    """Raise StateError if a file that was verified has become shorter since."""
+    """Raise StateError if a verified file has become shorter."""
     if values.size != count:
         raise StateError(
             f"the accepted upload of {client} in the spool is shorter than it was: restore the "
@@ -51,7 +51,7 @@ class AcceptedUploads(Protocol):
     def read(
         self, step: int, client: ClientId, digest: bytes, start: int, count: int
     ) -> npt.NDArray[np.float32]:
-        """Return up to `count` values of an upload, from value number `start` on."""
+        """Return up to `count` values of an upload, from value number `start`."""
         ...
 
 
@@ -73,7 +73,9 @@ class StepSum:
         self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
-        self._holders: npt.NDArray[np.int64] | None = None  # weight of those who hold each value
+        self._holders: npt.NDArray[np.int64] | None = (
+            None  # total weight of the clients that hold each value
+        )
         if step.work is Work.TRAIN:
             assert model.values is not None
             self._size = model.values.size
@@ -84,7 +86,7 @@ class StepSum:
             self._size = model.manifest.num_masked
 
     def fold(self, client: ClientId, digest: str, weight: int) -> None:
-        """Add a client's verified upload; scores wait until their largest is known."""
+        """Add a client's verified upload; scores are added when the largest is known."""
         if self._sum is not None:
             self._add(self._sum, client, digest, weight)
 
@@ -95,7 +97,7 @@ class StepSum:
         if step.work is Work.TRAIN:
             return Finished(model, {}, None)
         report: dict[str, Any] = {"outliers": list(excluded)} if excluded else {}
-        if step.criterion == "saliency":  # whose masks of other sparsities are nested
+        if step.criterion == "saliency":  # only its masks are nested across sparsities
             report["densities"] = density_rows(reduced, before.manifest)
         assert model.mask is not None
         report["layers"] = {
@@ -109,8 +111,8 @@ class StepSum:
     def reduce(self, step: Step) -> npt.NDArray[np.float32]:
         """Return the mean of the uploads of `step.closed` that count, and free the sum.
 
-        All count but scores that dwarf the others'. Nobody's mean is zeros: a strategy that asks
-        nobody does not look at it.
+        Outlier scores are excluded. Without uploads the mean is zeros; strategies that ask no
+        client ignore it.
         """
         assert step.closed is not None
         if not step.closed:
@@ -123,22 +125,22 @@ class StepSum:
         for client in self._counting(step):
             if client not in self._folded:
                 self._add(total, client, step.uploads[client].digest, step.weights[client])
-        self._sum = None  # the strategy will need room
+        self._sum = None  # free memory for the strategy
         if self._holders is None:
             return total.mean()
         mean, values = total.mean(np.maximum(self._holders, 1)), self._model.values
         assert values is not None
-        return np.where(self._holders > 0, mean, values)  # what nobody held stays
+        return np.where(self._holders > 0, mean, values)  # values that no client held do not change
 
     def _restart(self, step: Step) -> ExactSum:
-        """Begin anew: somebody was folded who does not count."""
+        """Return an empty sum: an upload was folded that does not count."""
         self._folded.clear()
         if self._holders is not None:
             self._holders[:] = 0
         return ExactSum(self._size, update_fraction_bits(step))
 
     def _mean_scores(self, step: Step) -> npt.NDArray[np.float32]:
-        """Return the mean; the grid follows from the largest score of those that count."""
+        """Return the mean; the grid follows from the largest score that counts."""
         self._warn_of_outliers(step)
         counting = self._counting(step)
         largest = max(step.uploads[client].largest for client in counting)
@@ -159,16 +161,16 @@ class StepSum:
         return mean
 
     def _outliers(self, step: Step) -> tuple[ClientId, ...]:
-        """Return whose scores do not count."""
+        """Return the clients whose scores do not count."""
         return outliers(step.uploads, step.closed or ()) if self._excludes else ()
 
     def _counting(self, step: Step) -> list[ClientId]:
-        """Return whose uploads make the mean."""
+        """Return the clients whose uploads count."""
         excluded = self._outliers(step)
         return [client for client in step.closed or () if client not in excluded]
 
     def _warn_of_outliers(self, step: Step) -> None:
-        """Say who reports scores beside which all others vanish: the grid follows the largest."""
+        """Log the clients whose scores are outliers: the grid follows the largest score."""
         for client in outliers(step.uploads, step.closed or ()):
             log.warning(
                 "one client's largest score dwarfs those of the others: "
@@ -198,7 +200,7 @@ class StepSum:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """What a step made: the next model, what is to be told of it, and the mean scores, if any."""
+    """The result of a step: the next model, its report, and the mean scores, if any."""
 
     model: ModelState
     report: Mapping[str, Any]
@@ -220,7 +222,7 @@ def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepRedu
 
 
 def compare(before: Mask, after: Mask) -> dict[str, Any]:
-    """Return how a mask differs from the one before."""
+    """Return how a mask differs from the previous one."""
     old, new = before.bools(), after.bools()
     both = int(np.count_nonzero(old & new))
     either = before.num_kept + after.num_kept - both

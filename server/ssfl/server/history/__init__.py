@@ -1,1 +1,1 @@
-"""What happened, for people: entries, times, counters and log lines. It never changes a run."""
+"""Records for users: history entries, timings, counters and log lines. They never affect a run."""

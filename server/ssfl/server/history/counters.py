@@ -1,6 +1,6 @@
-"""What happened since the coordinator started, counted as it happens; lost with the process.
+"""Counters since the start of this process. They are not persisted.
 
-What the run's state and the ledger tell is not counted again here. `server/metrics.py` shows both.
+Numbers that the state of the run and the ledger hold are not repeated here. The metrics show both.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from ssfl.program.monitor.series import SECONDS, SYNC_SECONDS
 from ssfl.server.accounting.dense_equivalent import (
     BYTES_PER_VALUE,
     COMPARED,
-    Holders,
+    ModelHolders,
     has_own_masks,
 )
 from ssfl.server.accounting.ledger import Direction, Ledger
@@ -29,18 +29,18 @@ Counted = tuple[int, int, int]  # payload, message, socket
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A client's newest scores or update; moments are seconds from the start of its step."""
+    """A client's newest scores or update; times are in seconds from the start of its step."""
 
-    sent_s: float  # it had its task
+    sent_s: float  # its task was completely sent
     work_s: float
     upload_s: float
     received_s: float
     upload_bytes: int
-    asked_s: float = 0.0  # its task began to go out
+    asked_s: float = 0.0  # sending of its task began
 
     @property
     def broadcast_s(self) -> float:
-        """How long it took to send it its task."""
+        """How long sending the task took."""
         return max(0.0, self.sent_s - self.asked_s)
 
 
@@ -52,8 +52,8 @@ def _histograms(names: tuple[str, ...]) -> dict[str, Histogram]:
 class ProcessCounters:
     """Counts since this process started."""
 
-    recovered: bool = False  # it took up a run of an earlier process
-    joined: Counter[bool] = field(default_factory=Counter)  # True: it had joined before
+    recovered: bool = False  # it resumed a run of an earlier process
+    joined: Counter[bool] = field(default_factory=Counter)  # True: the client had joined before
     selected: Counter[str] = field(default_factory=Counter)  # by work
     reported: Counter[str] = field(default_factory=Counter)  # by work
     late: int = 0
@@ -64,29 +64,31 @@ class ProcessCounters:
     dense_bytes: Counter[Direction] = field(default_factory=Counter)
     results: dict[ClientId, Result] = field(default_factory=dict)
     steps: dict[str, Histogram] = field(
-        default_factory=lambda: _histograms(tuple(one.value for one in Work))
+        default_factory=lambda: _histograms(tuple(work.value for work in Work))
     )
     phases: dict[str, Histogram] = field(default_factory=lambda: _histograms(PHASES))
     syncs: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS))
-    # At the newest commit of a round: bytes sent since the start, as a share of the dense model's.
+    # Bytes sent since the start as a share of the dense equivalent, at the newest committed round.
     ratios: Mapping[Direction, float] = field(default_factory=dict)
-    _known: set[ClientId] = field(default_factory=set)  # who has joined, earlier processes included
+    _known: set[ClientId] = field(default_factory=set)  # joined clients, earlier processes included
     _before: Mapping[Key, Counted] = field(default_factory=dict)  # by earlier processes
-    _holders: Holders = field(default_factory=Holders)
+    _holders: ModelHolders = field(default_factory=ModelHolders)
 
     def begin(self, state: RunState, ledger: Ledger) -> None:
-        """Note what earlier processes did."""
+        """Initialize the counters from the state that earlier processes left."""
         self.recovered = bool(state.members)
         self._known = set(state.members)
         self._before = {_key(row): _counted(row) for row in ledger.rows()}
         settings = state.settings
         own_masks = has_own_masks(settings.strategy, settings.criterion)
-        self._holders = Holders(is_first=state.rounds_done == 0, own_masks=own_masks)
+        self._holders = ModelHolders(is_first=state.rounds_done == 0, own_masks=own_masks)
 
     def take(self, fact: Fact, before: RunState, ledger: Ledger, num_values: int) -> None:
-        """Count a fact; `before` is the state it came upon, `num_values` those of the model."""
+        """Count a fact; `before` is the state before it, `num_values` the size of the model."""
         match fact:
-            case facts.ClientJoined() if fact.manifest_digest:  # the first is only to be told
+            case facts.ClientJoined() if (
+                fact.manifest_digest
+            ):  # the first join only asks for settings
                 self.joined[fact.client in self._known] += 1
                 self._known.add(fact.client)
             case facts.StepStarted():
@@ -101,11 +103,11 @@ class ProcessCounters:
                 self._committed(fact, before.step, ledger, num_values)
 
     def resumed(self) -> None:
-        """An upload went on where it had been cut off."""
+        """Count an upload that resumed where it had been interrupted."""
         self.resumes[Direction.UP] += 1
 
     def bytes_since_start(self, ledger: Ledger) -> list[dict[str, Any]]:
-        """Return the ledger's rows without what earlier processes counted."""
+        """Return the ledger's rows without the bytes of earlier processes."""
         rows = []
         for row in ledger.rows():
             payload, message, socket = self._before.get(_key(row), (0, 0, 0))
@@ -124,7 +126,9 @@ class ProcessCounters:
         self, work: Work, state: RunState, cohort: Mapping[ClientId, int], num_values: int
     ) -> None:
         self.selected[work.value] += len(cohort)
-        if work is not Work.SCORE or state.rounds_done:  # before the first round it is `initial`
+        if (
+            work is not Work.SCORE or state.rounds_done
+        ):  # before the first round the model is sent as `initial`
             self._models_sent(self._holders.asked(cohort, to_test=work.is_test), num_values)
 
     def _models_sent(self, count: int, num_values: int) -> None:
@@ -135,7 +139,7 @@ class ProcessCounters:
         if work is Work.TRAIN:
             self.dense_bytes[Direction.UP] += BYTES_PER_VALUE * num_values
         report = fact.report
-        if "upload_s" in report:  # tests have none: they would hide the round before them
+        if "upload_s" in report:  # tests have none and must not hide the round before them
             self.results[fact.client] = Result(
                 report["sent_s"], report["work_s"], report["upload_s"],
                 report["received_s"], report["upload_bytes"], report.get("asked_s", 0.0),
@@ -159,7 +163,7 @@ class ProcessCounters:
                 self.phases[name].observe(seconds)
 
     def _compared(self, ledger: Ledger) -> dict[Direction, int]:
-        """Return the bytes to compare with dense."""
+        """Return the bytes that are compared with the dense equivalent."""
         sent = dict.fromkeys(Direction, 0)
         for row in self.bytes_since_start(ledger):
             if row["phase"] in COMPARED:

@@ -1,15 +1,15 @@
-"""The tables after scoring: what each sparsity would cost, on each client's own link; layers."""
+"""Tables shown after scoring: the cost of each sparsity by client link, and the layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 BAR = 20  # characters of the longest bar
-MOST_LAYERS = 30
-SHOWN = 6  # clients with a column of their own: the slowest links
+MAX_LAYERS = 30
+SHOWN = 6  # clients with a column: those with the slowest links
 
 
 def link_speeds(votes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return bytes per second of every client's link, as its report of scores showed it."""
+    """Return bytes per second of every client's link, measured by its upload of scores."""
     return {
         row["client"]: row["upload_bytes"] / row["upload_s"]
         for row in votes
@@ -48,13 +48,13 @@ def density_table(
 
 
 def layer_table(layers: Mapping[str, tuple[int, int]]) -> str:
-    """Return what each layer keeps, as text with bars; of many layers, the thinnest.
+    """Return a table of what each layer keeps; of many layers, only the sparsest.
 
     >>> print(layer_table({"conv": (10, 10), "linear": (5, 100)}))
       conv  10 of   10  100.00 %  ████████████████████
     linear   5 of  100    5.00 %  █
     """
-    shown = sorted(layers, key=lambda name: layers[name][0] / layers[name][1])[:MOST_LAYERS]
+    shown = sorted(layers, key=lambda name: layers[name][0] / layers[name][1])[:MAX_LAYERS]
     lines = []
     for name, (kept, size) in layers.items():
         if name in shown:

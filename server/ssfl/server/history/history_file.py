@@ -1,9 +1,8 @@
-"""The whole story of a run, told from its journal: history.json.
+"""history.json: the whole history of a run, generated from its journal.
 
-A coordinator keeps only the newest of it in memory (history.py). The rest is in the journal, and
-is read again when somebody asks: one record at a time, written on as it comes, so that the memory
-needed does not depend on the number of rounds. For a worker thread: it takes about a second for
-20,000 updates.
+A coordinator keeps only the newest entries in memory (run_history.py). The rest is read from the
+journal on demand and streamed record by record, so that memory does not depend on the number of
+rounds. Run it on a worker thread: 20,000 updates take about a second.
 """
 
 import json
@@ -16,21 +15,21 @@ from ssfl.server.history.run_history import Entry, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.contracts import LogReader
 
-_IN_MEMORY = 1 << 20  # bytes of a list that has to wait for its turn; more go to a temporary file
+_IN_MEMORY = 1 << 20  # bytes of a buffered list; more go to a temporary file
 _BLOCK_BYTES = 1 << 18
 
 
-def history_blocks(journal: LogReader, stop: int, told: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield history.json: what is `told` already, and every step up to byte `stop` of the journal.
+def history_blocks(journal: LogReader, stop: int, summary: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield history.json: the `summary`, and every step up to byte `stop` of the journal.
 
-    One line for each round, mask and evaluation.
+    Each round, mask and evaluation is one line.
     """
     with (
         tempfile.SpooledTemporaryFile(_IN_MEMORY) as masks,
         tempfile.SpooledTemporaryFile(_IN_MEMORY) as evaluations,
     ):
         waiting: dict[str, IO[bytes]] = {"masks": masks, "evaluations": evaluations}
-        yield json.dumps(dict(told))[:-1].encode() + b',\n"rounds": ['
+        yield json.dumps(dict(summary))[:-1].encode() + b',\n"rounds": ['
         between = b"\n"
         for _, name, entry in Follower(journal).entries(stop):
             if name in waiting:
@@ -46,7 +45,7 @@ def history_blocks(journal: LogReader, stop: int, told: Mapping[str, Any]) -> It
 
 
 class Follower:
-    """Reads a journal that grows: every entry once, from where it stopped the last time."""
+    """Reads a growing journal: yields each entry once, and continues where it stopped."""
 
     def __init__(self, journal: LogReader) -> None:
         self._journal = journal
@@ -54,11 +53,11 @@ class Follower:
         self.num_bytes = 0  # read so far
 
     def resume(self, num_bytes: int) -> None:
-        """Go on from there, where a record begins; a step that has begun before is passed over."""
+        """Continue at a byte where a record begins; skip a step that began before it."""
         self._story, self.num_bytes = Newest(), num_bytes
 
     def entries(self, stop: int) -> Iterator[HistoryEntry]:
-        """Yield what is new up to byte `stop`; may be left early."""
+        """Yield new entries up to byte `stop`; the caller may stop early."""
         for end, record in self._journal.read_from(self.num_bytes, stop):
             self.num_bytes = end
             fact = facts.from_json(record)

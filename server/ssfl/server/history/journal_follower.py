@@ -1,8 +1,8 @@
-"""A run's entries, each once and in order: from the journal, and then as the run makes them.
+"""The history entries of a run, each once and in order, for a live reader.
 
-The journal has them all, also those from before a restart, but reading it costs more. So a reader
-reads the journal to its end. It then takes new entries from the run itself (live_entries.py). A
-reader that has not asked for a while reads the journal again.
+The journal has all entries, including those before a restart, but is slower to read. It is read to
+its end; later entries come from the run itself (live_entries.py). If the reader pauses for too
+long, it reads the journal again.
 """
 
 import time
@@ -14,52 +14,51 @@ from ssfl.server.storage.contracts import LogReader
 
 
 class Following:
-    """Where one reader is in the story of a run that goes on."""
+    """The position of one reader in the history of a running run."""
 
     def __init__(
         self, journal: LogReader, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
     ) -> None:
-        """`published_journal_bytes`: how much of the journal is told by now."""
+        """`published_journal_bytes` returns the length of the journal that may be read."""
         self._live = fresh
         self._follower = Follower(journal)
         self._published_bytes = published_journal_bytes
-        self._is_live = False  # the journal is read
+        self._is_live = False  # the journal was read to its end
         self._step = -1  # of the newest entry
-        # How long the journal was with the newest entry, and with one before it; None: not known.
-        # What was written between the two has the newest entry, so the next step begins behind
-        # the second of them, or later.
+        # Lengths of the journal with the newest entry and with the one before; None: not known.
+        # The newest entry lies between the two, so the next step begins at or after the second.
         self._lengths: tuple[int | None, int | None] = (None, None)
 
     @property
     def read_bytes(self) -> int:
-        """How much of the journal is told by what was taken."""
+        """The length of the journal whose entries have been yielded."""
         return self._published_bytes() if self._is_live else self._follower.num_bytes
 
     def entries(self, seconds: float) -> Iterator[HistoryEntry]:
-        """Yield what is new; of a long journal, what can be read in so many seconds."""
-        told = self._live.take() if self._is_live else None
-        if told is None:
+        """Yield new entries; of a long journal, those that can be read within `seconds`."""
+        new = self._live.take() if self._is_live else None
+        if new is None:
             yield from self._from_journal(seconds)
             return
-        for one, num_bytes in told:
+        for entry, num_bytes in new:
             if num_bytes != self._lengths[0]:
                 self._lengths = num_bytes, self._lengths[0]
-            yield from self._once(one)
+            yield from self._once(entry)
 
     def _from_journal(self, seconds: float) -> Iterator[HistoryEntry]:
         if self._is_live and self._lengths[1] is not None:
             self._follower.resume(self._lengths[1])
         self._is_live, self._lengths = False, (None, None)
-        self._live.follow()  # before the end is looked up: nothing falls in between
+        self._live.follow()  # BEFORE the end is determined, so that no entry is missed
         end_s, stop = time.monotonic() + seconds, self._published_bytes()
-        for one in self._follower.entries(stop):
-            yield from self._once(one)
+        for entry in self._follower.entries(stop):
+            yield from self._once(entry)
             if time.monotonic() > end_s:
                 return
         self._is_live = True
 
-    def _once(self, told: HistoryEntry) -> Iterator[HistoryEntry]:
-        """Yield it, unless journal and run have both told it."""
-        if told.step > self._step:
-            self._step = told.step
-            yield told
+    def _once(self, entry: HistoryEntry) -> Iterator[HistoryEntry]:
+        """Yield an entry unless it was yielded before; journal and run may both supply it."""
+        if entry.step > self._step:
+            self._step = entry.step
+            yield entry

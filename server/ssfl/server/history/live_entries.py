@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ssfl.server.history.run_history import Entry
 
-MOST_ROWS = 4000  # clients and layers, in all entries that wait: some megabytes
+MAX_ROWS = 4000  # clients and layers in all buffered entries: some megabytes
 
 
 class HistoryEntry(NamedTuple):
@@ -25,28 +25,28 @@ class LiveEntries:
     """New entries since the last `take`; any thread may call it."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[HistoryEntry, int]] | None = None  # None: nobody follows
+        self._waiting: list[tuple[HistoryEntry, int]] | None = None  # None: no reader
         self._num_rows = 0
         self._lock = threading.Lock()
 
     def follow(self) -> None:
-        """Keep what is told from now on; what waits is forgotten."""
+        """Start buffering; drop entries that are buffered already."""
         with self._lock:
             self._waiting, self._num_rows = [], 0
 
-    def add(self, told: HistoryEntry, num_bytes: int) -> None:
-        """Take the next entry; the journal has it within so many bytes."""
+    def add(self, entry: HistoryEntry, num_bytes: int) -> None:
+        """Add the next entry, which is in the first `num_bytes` of the journal."""
         with self._lock:
             if self._waiting is None:
                 return
-            self._waiting.append((told, num_bytes))
-            parts = (one for one in told.entry.values() if isinstance(one, list | dict))
+            self._waiting.append((entry, num_bytes))
+            parts = (part for part in entry.entry.values() if isinstance(part, list | dict))
             self._num_rows += 1 + sum(map(len, parts))
-            if self._num_rows > MOST_ROWS:
+            if self._num_rows > MAX_ROWS:
                 self._waiting = None
 
     def take(self) -> list[tuple[HistoryEntry, int]] | None:
-        """Return what was told since the last question; None: not all of it was kept."""
+        """Return the entries since the last call; None if not all of them were kept."""
         with self._lock:
             found = self._waiting
             if found is not None:

@@ -1,10 +1,10 @@
-"""What a run did, told from its facts: rounds, evaluations, votes and bytes.
+"""The history of a run, derived from its facts: rounds, evaluations, votes and bytes.
 
 Accuracies: `pooled` is correct / total over all test samples of the clients that reported,
 `mean` the plain mean over clients, `personal` the mean over clients of each one's own freshly
 trained model. `loss` and `metrics` are pooled, too. A round's accuracies are those of its
-*base*: sampled clients test what they were given before they train. At the end of a run with
-`personalize_epochs`, `personal` has every client's own model beside the global one.
+*base*: sampled clients test the model they receive before they train. At the end of a run with
+`personalize_epochs`, `personal` compares every client's own model with the global one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from ssfl.server.run.quality import accuracies
 
 Entry = dict[str, Any]
 
-PACE_STEPS = 20  # so many of the newest rounds, and tests, tell how long the next will take
+PACE_STEPS = 20  # newest rounds and tests from which the next durations are estimated
 
 
 @dataclass
 class Newest:
-    """What a coordinator keeps of a run's story in memory: its size does not grow with rounds.
+    """The newest history entries, which a coordinator keeps in memory.
 
-    The rest is in the journal, from which `history_file` tells it.
+    The size does not grow with rounds. `history_file` reads the other entries from the journal.
     """
 
     votes: list[Entry] = field(default_factory=list)
@@ -36,11 +36,11 @@ class Newest:
     newest_round: Entry = field(default_factory=dict)
     newest_evaluation: Entry = field(default_factory=dict)
     personal: list[Entry] = field(default_factory=list)  # clients' own models at the end
-    # The totals so far and the length of ledger.csv whose sums they are: one moment, one value.
+    # Byte totals, and the length of ledger.csv whose rows add up to them; set together.
     account: tuple[list[Entry], int] = field(default_factory=lambda: ([], 0))
     num_void: int = 0
     last_work: Work | None = None  # of the newest committed step
-    # Seconds of the newest rounds and tests, as far as they are known, and how many there were.
+    # Known durations of the newest rounds and tests, and how many were timed in all.
     round_times: tuple[float, ...] = ()
     test_times: tuple[float, ...] = ()
     num_timed: int = 0
@@ -51,7 +51,7 @@ class Newest:
     missing: tuple[ClientId, ...] = ()
 
     def add(self, fact: Fact) -> None:
-        """Take in the next fact of the run."""
+        """Add the next fact of the run."""
         match fact:
             case facts.StepStarted():
                 self.started, self.uploads, self.missing = fact, {}, ()
@@ -92,7 +92,7 @@ class Newest:
         }
         match started.work:
             case Work.SCORE:
-                excluded = fact.report.get("outliers", [])  # whose scores did not count
+                excluded = fact.report.get("outliers", [])  # clients whose scores did not count
                 voters = [row for row in clients if row["client"] not in excluded]
                 weights = [1 if started.equal_weights else row["num_samples"] for row in voters]
                 self.votes = [
@@ -146,7 +146,7 @@ class Newest:
                 self.personal = clients
 
     def _keep(self, name: str, entry: Entry) -> None:
-        """Keep an entry of the list of masks, rounds or evaluations, in place of the one before."""
+        """Replace the newest entry of the masks, rounds or evaluations."""
         match name:
             case "masks":
                 self.newest_mask = entry
@@ -163,12 +163,12 @@ class Newest:
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
-        """Total bytes, as they were last journalled."""
+        """Total bytes, as last journalled."""
         return self.account[0]
 
     @property
     def newest_entry(self) -> tuple[str, Entry] | None:
-        """What the newest committed step has added, with the name of its list; None: nothing."""
+        """The entry of the newest committed step and the name of its list; None if it has none."""
         match self.last_work:
             case Work.SCORE:
                 return "masks", self.newest_mask
@@ -181,19 +181,19 @@ class Newest:
 
     @property
     def newest(self) -> Entry:
-        """The newest test of a global model: `pooled`, `loss`, `metrics`; empty before it."""
+        """The newest test of a global model: `pooled`, `loss`, `metrics`; empty before one."""
         tested = [
             entry
             for entry in (self.newest_evaluation, self.newest_round)
             if entry and entry["loss"] is not None
-        ]  # of the same model, an evaluation by all comes before a test by the round's sample
+        ]  # for the same model, an evaluation by all clients wins over that of a round
         return max(tested, key=lambda entry: int(entry["rounds_done"]), default={})
 
     @property
     def seconds_per_round(self) -> float | None:
-        """The usual duration of a round of late, with its share of the tests between rounds.
+        """The typical duration of recent rounds, plus their share of the tests between rounds.
 
-        Medians: a night in which somebody was waited for says nothing about the rounds to come.
+        Medians, so that a single long wait for a client does not distort the estimate.
         """
         rounds, tests = self.round_times, self.test_times
         if not rounds:
@@ -202,7 +202,7 @@ class Newest:
         return median(rounds) + (share * median(tests) if tests else 0.0)
 
     def _personal(self) -> dict[str, Any] | None:
-        """Return the end of a run with personal models: means over clients, and every client."""
+        """Return the results of personal models: means over clients, and a row per client."""
         if not self.personal:
             return None
         return {
@@ -212,7 +212,7 @@ class Newest:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the story comes to; the steps one by one are `History`'s."""
+        """Return the summary; the single steps are in `History`."""
         return {
             "votes": self.votes,
             "not_voted": self.not_voted,
@@ -225,9 +225,9 @@ class Newest:
 
 @dataclass
 class History(Newest):
-    """A run's whole story, for those who have room for it: a simulation, a test."""
+    """The whole history of a run in memory, for simulations and tests."""
 
-    masks: list[Entry] = field(default_factory=list)  # every agreed one
+    masks: list[Entry] = field(default_factory=list)  # all agreed masks
     rounds: list[Entry] = field(default_factory=list)
     evaluations: list[Entry] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The run's log lines: one per fact worth telling, for people."""
+"""The log lines of a run, one per notable fact."""
 
 import logging
 from typing import Any
@@ -16,23 +16,25 @@ from ssfl.server.run.state import RunState
 log = logging.getLogger("ssfl.run")
 
 
-def tell(fact: Fact, state: RunState, history: Newest) -> None:
-    """Log a fact; `state` and `history` are as they stand after it."""
+def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
+    """Log a fact; `state` and `history` are those after it."""
     match fact:
         case facts.ClientJoined() if not fact.manifest_digest:
-            _say("client joined", client=fact.client, num_samples=fact.num_samples)
+            _info("client joined", client=fact.client, num_samples=fact.num_samples)
         case facts.ModelInitialized():
-            _say("model initialized", client=fact.client, manifest=fact.manifest_digest[:12])
+            _info("model initialized", client=fact.client, manifest=fact.manifest_digest[:12])
         case facts.RunStarted():
-            _say("run started", clients=len(fact.clients))
-            _tell_fingerprints(state)
+            _info("run started", clients=len(fact.clients))
+            _log_fingerprints(state)
             warn_of_majority(state)
         case facts.StepStarted(work=Work.SCORE, reason=reason) if reason:
-            _say(f"renewing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number)
+            _info(
+                f"refreshing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number
+            )
         case facts.StepStarted(work=Work.TRAIN):
-            _say("round started", round=fact.round_number, clients=len(fact.cohort))
+            _info("round started", round=fact.round_number, clients=len(fact.cohort))
         case facts.StepStarted():
-            _say(f"{fact.work.value} started", clients=len(fact.cohort))
+            _info(f"{fact.work.value} started", clients=len(fact.cohort))
         case facts.UploadAccepted():
             log.debug("upload accepted", extra={"client": fact.client, "step": fact.step})
         case facts.StepClosed(missing=missing) if missing:
@@ -44,19 +46,19 @@ def tell(fact: Fact, state: RunState, history: Newest) -> None:
         case facts.StepCommitted():
             _committed(state, history)
         case facts.RunPaused():
-            _say("run paused: nothing new begins until `ssfl resume`", rounds=state.rounds_done)
+            _info("run paused: nothing new begins until `ssfl resume`", rounds=state.rounds_done)
         case facts.RunResumed():
-            _say("run resumed", rounds=state.rounds_done)
+            _info("run resumed", rounds=state.rounds_done)
         case facts.RunFinished():
             digest = state.base_digest[:12] or "none"
             early = {"early": fact.reason} if fact.reason else {}
-            _say("run stopped" if fact.stopped else "run finished", model=digest, **early)
+            _info("run stopped" if fact.stopped else "run finished", model=digest, **early)
         case facts.ClientLeft():
-            _say("client left", client=fact.client, has_final_model=fact.finished)
+            _info("client left", client=fact.client, has_final_model=fact.finished)
 
 
-def _tell_fingerprints(state: RunState) -> None:
-    """Say who computes with other bits than others: their model repeats on such machines only."""
+def _log_fingerprints(state: RunState) -> None:
+    """Log groups of clients whose machines give different bits for the same training."""
     groups: dict[str, list[str]] = {}
     for client in state.founders:
         groups.setdefault(state.members[client].fingerprint, []).append(client)
@@ -65,21 +67,21 @@ def _tell_fingerprints(state: RunState) -> None:
             fingerprint: ", ".join(clients[:5]) + (" …" if clients[5:] else "")
             for fingerprint, clients in groups.items()
         }
-        _say(
+        _info(
             "clients differ in what decides the bits of training: the same seed gives the same "
             "model only if each computes on the same kind of machine again",
             fingerprints=names,
         )
 
 
-def tell_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
-    """Say what was agreed, who voted, what each layer keeps, and warn of emptied tensors."""
+def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
+    """Log the agreed mask, the votes and what each layer keeps; warn of emptied tensors."""
     kept, renewed = mask.num_kept, history.newest_mask["renewed"]
     changed: dict[str, Any] = {}
     if renewed and renewed["reason"]:
         changed = {"epoch": history.newest_mask["epoch"], "new": f"{renewed['replaced']:.1%}"}
-    _say(
-        "mask renewed" if changed else "mask agreed",
+    _info(
+        "mask refreshed" if changed else "mask agreed",
         kept=kept,
         of=mask.size,
         density=f"{kept / mask.size:.4f}",
@@ -87,11 +89,11 @@ def tell_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
         digest=mask.digest.hex()[:12],
         **changed,
     )
-    _tell_votes(history)
-    _say("what each layer keeps\n" + layer_table(mask.kept_by_tensor(manifest)))
+    _log_votes(history)
+    _info("what each layer keeps\n" + layer_table(mask.kept_by_tensor(manifest)))
     if history.densities:
         table = density_table(history.densities, link_speeds(history.votes), kept)
-        _say("what each sparsity would cost\n" + table)
+        _info("what each sparsity would cost\n" + table)
     if history.not_voted:
         log.warning("did not vote", extra={"clients": ", ".join(history.not_voted)})
     for name, (num_kept, size) in mask.kept_by_tensor(manifest).items():
@@ -102,46 +104,46 @@ def tell_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
             )
 
 
-def _tell_votes(history: Newest) -> None:
+def _log_votes(history: Newest) -> None:
     if not history.votes:
-        _say("nobody was asked: the mask follows from the seed or from the weights")
+        _info("no client was asked: the mask follows from the seed or from the weights")
         return
     votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
     more = len(history.votes) - 12
-    _say("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
+    _info("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
 
 
-COARSE = 0.5  # of an update lost in coding: the run will hardly learn
+COARSE = 0.5  # share of an update lost in coding at which a run hardly learns
 
 
 def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
     if entry["coding_error"] >= COARSE:
         log.warning(
-            "the value type is too coarse for these updates: most of them is lost",
+            "the value type is too coarse for these updates: most of their content is lost",
             extra={"value_type": value_type, "lost": f"{entry['coding_error']:.0%}"},
         )
     others = [row["client"] for row in entry["clients"] if row.get("encoding") != value_type]
     if value_type != "float32" and others:
         names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if others[5:] else "")
-        log.info("updates in another encoding than the run's", extra={"clients": names})
+        log.info("some updates are not in the encoding of the run", extra={"clients": names})
 
 
-def _tell_clipped(entry: dict[str, Any], limit: float) -> None:
-    """Say whose updates were longer than the run allows, and how long they were."""
+def _log_clipped(entry: dict[str, Any], limit: float) -> None:
+    """Log the clients whose updates were clipped, and the norms of these updates."""
     norms = {row["client"]: row["clipped"] for row in entry["clients"] if "clipped" in row}
     if norms:
-        told = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
+        shown = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
         more = f" and {len(norms) - 12} more" if len(norms) > 12 else ""
         log.warning(
-            "updates were shortened to --max-update-norm",
-            extra={"round": entry["round"], "limit": limit, "norms": told + more},
+            "updates were clipped to --max-update-norm",
+            extra={"round": entry["round"], "limit": limit, "norms": shown + more},
         )
 
 
 def _committed(state: RunState, history: Newest) -> None:
     if history.last_work is Work.TRAIN:
         newest = history.newest_round
-        _say(
+        _info(
             "round committed",
             round=newest["round"],
             reported=len(newest["clients"]),
@@ -151,12 +153,12 @@ def _committed(state: RunState, history: Newest) -> None:
             **({"coding_error": f"{newest['coding_error']:.3g}"} if newest["coding_error"] else {}),
         )
         _warn_of_coding(newest, state.settings.value_type)
-        _tell_clipped(newest, state.settings.max_update_norm)
+        _log_clipped(newest, state.settings.max_update_norm)
     elif history.last_work is Work.PERSONALIZE:
-        _tell_personal(history)
+        _log_personal(history)
     elif history.last_work is Work.EVALUATE:
         last = history.newest_evaluation
-        _say(
+        _info(
             "global model evaluated",
             rounds_done=state.rounds_done,
             **_tested("pooled", last),
@@ -170,15 +172,15 @@ def _is_best(state: RunState) -> bool:
     return state.best is not None and state.best.rounds_done == state.rounds_done
 
 
-def _tell_personal(history: Newest) -> None:
-    """Say how much every client gains from a model of its own."""
+def _log_personal(history: Newest) -> None:
+    """Log the mean accuracy of the global and the personal models."""
     rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
     if rows:
         means = {
             name: f"{100 * sum(row[name] for row in rows) / len(rows):.2f}%"
             for name in ("global", "personal")
         }
-        _say("personal models tested: mean over clients", clients=len(rows), **means)
+        _info("personal models tested: mean over clients", clients=len(rows), **means)
 
 
 def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:
@@ -188,5 +190,5 @@ def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:
     return metrics if accuracy is None else {name: f"{100 * accuracy:.2f}%", **metrics}
 
 
-def _say(event: str, **fields: Any) -> None:
+def _info(event: str, **fields: Any) -> None:
     log.info(event, extra=fields)

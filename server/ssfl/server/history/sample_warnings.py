@@ -1,6 +1,6 @@
-"""Sample counts that someone should look at: one client with most of the data, or another count.
+"""Warnings about sample counts: one client has most of the data, or its count changed.
 
-A count is the client's word. What it can do is bounded by --max-samples; here it is only told.
+Counts are claims of the clients. --max-samples limits their effect; this module only warns.
 """
 
 import logging
@@ -11,20 +11,20 @@ from ssfl.server.run.weights import weight_of
 
 log = logging.getLogger("ssfl.run")
 
-FEWEST = 3  # of two clients, one nearly always has more than half
+MIN_CLIENTS = 3  # of two clients, one nearly always has more than half
 
 
 def majority(state: RunState) -> ClientId | None:
-    """Return the client, of those at work, that has more than half of all samples."""
-    weights = {one: weight_of(state.members[one], state.settings) for one in state.ready}
-    if len(weights) < FEWEST:
+    """Return the ready client that has more than half of all samples, if there is one."""
+    weights = {name: weight_of(state.members[name], state.settings) for name in state.ready}
+    if len(weights) < MIN_CLIENTS:
         return None
-    client = max(weights, key=lambda one: weights[one])
+    client = max(weights, key=lambda name: weights[name])
     return client if 2 * weights[client] > sum(weights.values()) else None
 
 
 def warn_of_majority(state: RunState) -> ClientId | None:
-    """Say who has more than half of all samples; return that client."""
+    """Log and return the client that has more than half of all samples."""
     client = majority(state)
     if client is not None:
         log.warning(
@@ -36,14 +36,14 @@ def warn_of_majority(state: RunState) -> ClientId | None:
 
 
 class SampleCounts:
-    """Watches joins; says each thing once per client."""
+    """Checks clients that join; logs each warning once per client."""
 
     def __init__(self) -> None:
         self._changed: set[ClientId] = set()
         self._majority: set[ClientId] = set()
 
     def joined(self, client: ClientId, before: Member | None, state: RunState) -> None:
-        """Look at a client that has just joined; `before` is what it was, if it was here."""
+        """Check a client that has just joined; `before` is its earlier membership, if any."""
         now = state.members[client]
         if before and before.num_samples != now.num_samples and client not in self._changed:
             self._changed.add(client)
@@ -57,5 +57,5 @@ class SampleCounts:
                 },
             )
         if state.founders and client not in self._majority and majority(state) == client:
-            self._majority.add(client)  # before the start, everyone may still come
+            self._majority.add(client)  # before the start, more clients may join
             warn_of_majority(state)

@@ -1,14 +1,14 @@
-"""Where the time of a step went, along the client whose result came last.
+"""Phases of a step's duration, along the client whose result arrived last.
 
-    broadcast    that client was being sent its task
-    training     it computed, by its own word
-    collection   the rest until the step closed: its upload, and whatever it queued for
-    aggregation  until the sum was made
-    commit       until the new model was on the disk
+    broadcast    sending this client its task
+    training     its computation, as it reports
+    collection   the rest until the step closed: its upload, and queueing
+    aggregation  until the sum was computed
+    commit       until the new model was on disk
 
-They add up to the step's seconds. Waiting for a client that was away before it took its task,
-deciding to end a step early, or waiting for a deadline, is collection. A step that was taken up
-after a restart is not timed: its beginning is not known.
+The phases add up to the duration of the step. Collection includes waiting for an absent client to
+take its task, and waiting for a deadline. A step resumed after a restart is not timed, since its
+start is not known.
 """
 
 import time
@@ -23,29 +23,29 @@ Clock = Callable[[], float]
 
 
 class StepTimes:
-    """The moments of the step under way; `clock` measures, `today` says what day it is."""
+    """Timestamps of the open step; `clock` measures durations, `today` is the wall clock."""
 
     def __init__(self, clock: Clock, today: Clock = time.time) -> None:
         self._clock = clock
         self._today = today
-        self._number = 0  # of the step that was seen to begin
+        self._number = 0  # of the step whose start was observed
         self._began_s = self._closed_s = self._summed_s = self._began = 0.0
 
     def begin(self, number: int) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._number, self._began_s, self._began = number, self._clock(), self._today()
         self._closed_s = self._summed_s = 0.0
 
     def close(self) -> None:
-        """Nobody is waited for any more."""
+        """Note that the step closed."""
         self._closed_s = self._clock()
 
     def sum(self) -> None:
-        """The sum is made."""
+        """Note that the sum is computed."""
         self._summed_s = self._clock()
 
     def report(self, step: Step) -> dict[str, Any]:
-        """Return seconds, phases, the last client and the date of a step that ends now."""
+        """Return duration, phases, last client and start date of a step that ends now."""
         if step.number != self._number:
             return {"seconds": None, "phases": None, "last": None, "began": None}
         now_s = self._clock()

@@ -3,7 +3,7 @@
 from ssfl.method.model_state import ModelState
 from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
 from ssfl.server.history.run_history import Newest
-from ssfl.server.history.run_log import tell, tell_mask
+from ssfl.server.history.run_log import log_fact, log_mask
 from ssfl.server.loop.refusals import OUTLIER, Refusals
 from ssfl.server.run import facts
 from ssfl.server.run.state import RunState
@@ -22,7 +22,7 @@ class Recorder:
     ) -> None:
         """Record a fact; `state` and `model` are those after it."""
         self.history.add(fact)
-        tell(fact, state, self.history)
+        log_fact(fact, state, self.history)
         if isinstance(fact, facts.StepCommitted):
             self._add_commit(fact, model, journal_bytes)
 
@@ -33,6 +33,6 @@ class Recorder:
         if entry := history.newest_entry:
             self._live_entries.add(HistoryEntry(fact.step, *entry), journal_bytes)
         if model and model.mask and history.newest_mask.get("step") == fact.step:
-            tell_mask(model.mask, model.manifest, history)
+            log_mask(model.mask, model.manifest, history)
         for client in fact.report.get("outliers", []):
             self._refusals.count(client, OUTLIER, f"the scores of {client} did not count")

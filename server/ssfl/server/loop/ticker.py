@@ -28,7 +28,7 @@ async def tick(coordinator: Coordinator) -> None:
         if gap_s > STILL_S:
             log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
             presence.excuse(gap_s, now_s)
-            await run.post(events.StoodStill(gap_s))
+            await run.post(events.ProcessSuspended(gap_s))
         if now_s - looked_s >= LOOK_EVERY_S:
             looked_s = now_s
             await run.check_ours()

@@ -1,1 +1,1 @@
-"""From a state directory back to a run, and the checks of an audit. No network."""
+"""Recovery of a run from its state directory, and the checks of an audit. No network."""

@@ -1,7 +1,7 @@
-"""Dataclasses as JSON values and back, by their type hints.
+"""Convert dataclasses to JSON values and back, by their type hints.
 
 `from_plain(type(x), to_plain(x)) == x` for dataclasses of numbers, strings, enums, tuples,
-frozensets, lists, mappings and each other; what is hinted as `Any` must be JSON already.
+frozensets, lists, mappings and each other. Fields hinted as `Any` must already be JSON values.
 """
 
 from collections.abc import Mapping
@@ -13,20 +13,20 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Return what json.dumps can write."""
+    """Return a value that json.dumps can write."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: to_plain(one) for key, one in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, list | tuple):
-        return [to_plain(one) for one in value]
+        return [to_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value
 
 
 def from_plain(hint: Any, value: Any) -> Any:
-    """Return the value of a type; raise ValueError, KeyError or TypeError if it is none."""
+    """Return a value of a type; raise ValueError, KeyError or TypeError if it does not fit."""
     if isinstance(hint, NewType):
         hint = hint.__supertype__
     inner = get_args(hint)

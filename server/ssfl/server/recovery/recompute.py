@@ -1,9 +1,9 @@
-"""A run computed again from its journal and the uploads that are still there, without any client.
+"""Recompute a run from its journal and the kept uploads, without clients.
 
-A chain: every step starts from the model that was computed here, not from the stored one, and its
-result is compared with what the journal says was committed. Where uploads were not kept, the chain
-is broken; it goes on where the model before a step is stored, or does not matter: the mean of
-updates that travel as they are does not depend on the values they started from.
+Every step starts from the model recomputed here, not from the stored one, and its result is
+compared with the committed one in the journal. Missing uploads break this chain. It resumes at a
+step whose previous model is stored, or is not needed: the mean of uncoded updates does not depend
+on the values they started from.
 """
 
 from collections.abc import Callable
@@ -33,24 +33,24 @@ from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.storage.upload_files import StoredValues
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of
 
-PLAIN = ("values_only", "dense")  # encodings whose file is what the journal's digest is of
+PLAIN = ("values_only", "dense")  # encodings in which the stored file has the digest of the upload
 VALUE_BYTES = 4
 
-_TELL_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
+_HAVE_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
 
-OnUpload = Callable[[Step, int], None]  # a step, and how many of its uploads were read
+OnUpload = Callable[[Step, int], None]  # step, number of its uploads read so far
 
 
 class Verdict(StrEnum):
-    """What became of a step when it was computed again."""
+    """The result of recomputing a step."""
 
     OK = "ok"  # the same mask and values
     DIFFERS = "differs"
-    MISSING = "missing"  # an upload that must be there is not
-    NOT_KEPT = "not kept"  # uploads of a committed step were dropped, as usual
-    CLOSED = "closed"  # computed; the journal does not say yet what it should be
-    OPEN = "open"  # more uploads are to come
-    VOID = "void"  # it never counted
+    MISSING = "missing"  # a required upload is missing
+    NOT_KEPT = "not kept"  # uploads of a committed step were deleted, the default
+    CLOSED = "closed"  # recomputed; the journal has no result to compare yet
+    OPEN = "open"  # still accepts uploads
+    VOID = "void"  # did not count
 
 
 BAD = (Verdict.DIFFERS, Verdict.MISSING)
@@ -58,17 +58,17 @@ BAD = (Verdict.DIFFERS, Verdict.MISSING)
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step of the run, computed again."""
+    """One recomputed step of the run."""
 
     step: int
     work: Work
     round_number: int
     attempt: int
-    clients: int  # whose uploads counted
+    clients: int  # number of counted uploads
     verdict: Verdict
-    mask_digest: str  # as the journal has it; of a closed step as computed
+    mask_digest: str  # from the journal; of a closed step, as recomputed
     base_digest: str
-    problem: str = ""  # what differs, or is missing
+    problem: str = ""  # what differs or is missing
 
 
 class _Unsound(Exception):
@@ -76,31 +76,31 @@ class _Unsound(Exception):
 
 
 class Refold:
-    """Takes the facts of a run one by one and computes every step again."""
+    """Recomputes every step of a run from its facts."""
 
     def __init__(
         self, root: Path, settings: RunSettings, on_upload: OnUpload = lambda _step, _done: None
     ) -> None:
         self.state = RunState(settings)
-        self.masks: dict[int, str] = {}  # epoch -> digest of its mask, where a file must be
+        self.masks: dict[int, str] = {}  # epoch -> digest of its mask; each must have a file
         self.account: tuple[list[dict[str, Any]], int] = ([], 0)  # bytes, length of ledger.csv
-        self.problems: list[str] = []  # with the beginning
+        self.problems: list[str] = []  # of the initial model
         self._store = Store(root, settings.seed)
         self._strategy = strategy_for(settings)
         self._uploads = KeptUploads(StateDirectory(root))
         self._on_upload = on_upload
         self._first: ModelState | None = None  # before the first step
-        self._model: ModelState | None = None  # as computed here; None: not known
+        self._model: ModelState | None = None  # as recomputed; None: not known
 
     def take(self, fact: facts.Fact) -> StepResult | None:
-        """Take in the next fact; return what became of a step that ends with it."""
+        """Apply the next fact; return the result of a step that ends with it."""
         before = self.state
         try:
             self.state = apply(before, fact)
         except (ValueError, KeyError) as error:
             kind = type(fact).__name__
             raise StateError(f"the journal cannot be replayed: {kind}: {error}") from error
-        if isinstance(fact, _TELL_BYTES) and "ledger" in fact.report:
+        if isinstance(fact, _HAVE_BYTES) and "ledger" in fact.report:
             self.account = fact.report["ledger"], fact.report["ledger_bytes"]
         match fact:
             case facts.ModelInitialized():
@@ -115,7 +115,7 @@ class Refold:
         return None
 
     def under_way(self) -> StepResult | None:
-        """Return what there is of the step that the journal leaves open."""
+        """Return the result of the step that is open at the end of the journal."""
         state, step = self.state, self.state.step
         if step is None:
             return None
@@ -169,7 +169,7 @@ class Refold:
         return _result(step, Verdict.DIFFERS if problem else Verdict.OK, self.state, problem)
 
     def _tested(self, before: RunState, step: Step) -> StepResult:
-        """A test changes nothing."""
+        """Return the result of a test, which must not change the model."""
         same = (before.mask_digest, before.base_digest)
         problem = ""
         if same != (self.state.mask_digest, self.state.base_digest):
@@ -177,7 +177,7 @@ class Refold:
         return _result(step, Verdict.DIFFERS if problem else Verdict.OK, self.state, problem)
 
     def _open(self, step: Step) -> StepResult:
-        """Every upload that was acknowledged must be there."""
+        """Return the result of an open step: every acknowledged upload must be stored."""
         problem = ""
         for upload in step.uploads.values() if not step.work.is_test else ():
             try:
@@ -191,7 +191,7 @@ class Refold:
         return _result(step, Verdict.MISSING if problem else Verdict.OPEN, self.state, problem)
 
     def _refold(self, before: RunState, step: Step) -> ModelState | None:
-        """Return the model that a closed step makes; None if that before it is not known."""
+        """Return the model of a closed step; None if the model before it is not known."""
         assert step.closed is not None
         for client in step.closed:
             self._uploads.find(step.number, client, step.uploads[client].digest)
@@ -219,13 +219,15 @@ class Refold:
             raise _Unsound(
                 f"{values} has {values.num_bytes} bytes, its step needs {VALUE_BYTES * count}"
             )
-        as_sent = "clipped" not in upload.report  # else it is kept as it counts: shortened
+        as_sent = "clipped" not in upload.report  # clipped uploads are stored as clipped
         try:
             if upload.stored:
                 values.check_digest(bytes.fromhex(upload.stored))
             elif upload.report.get("encoding") in PLAIN and as_sent:
                 values.check_digest(bytes.fromhex(upload.digest))
-            elif self._uploads.holds(step.number):  # coded: the journal's digest is of that form
+            elif self._uploads.holds(
+                step.number
+            ):  # the digest in the journal is that of the coded form
                 values.check_digest(self._uploads.noted_digest(step.number, client, upload.digest))
             largest = _largest(values, step, client, seen, count)
         except (BadValues, DigestMismatch) as error:
@@ -234,7 +236,7 @@ class Refold:
             raise _Unsound(f"{values} is damaged: it is not what was accepted")
 
     def _stored(self, before: RunState, step: Step) -> ModelState | None:
-        """Return the model before a step from the state directory, as far as it matters."""
+        """Return the stored model before a step; zeros for values that do not matter."""
         if self._first is None:
             return None
         with suppress(StateError):
@@ -263,7 +265,7 @@ def _largest(
 
 
 def _difference(fact: facts.StepCommitted, model: ModelState) -> str:
-    """Say what differs from what was committed; empty: nothing."""
+    """Return the differences from the committed result; empty if there are none."""
     made = reduced(fact.step, model, {})
     named = ("mask_epoch", "mask_digest", "num_kept", "base_digest", "scored_digest")
     different = [

@@ -1,4 +1,4 @@
-"""From a state directory to a run: replay the journal, load the model it names."""
+"""Recover a run from its state directory: replay the journal and load the model it names."""
 
 import logging
 import secrets
@@ -17,7 +17,7 @@ from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import ledger_problem
 from ssfl.server.errors import StateError
 from ssfl.server.history.run_history import Newest
-from ssfl.server.recovery.snapshot import Told, replay
+from ssfl.server.recovery.snapshot import SnapshotHeader, replay
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
@@ -29,39 +29,39 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
 
-# Settings that may differ between two starts of one run: they change when, not what.
+# Settings that may differ between two starts of one run: they affect timing, not results.
 CHANGEABLE = {"round_deadline_s", "no_progress_s"}
 
 
 def check_beginning(directory: StateDirectory, store: Store, spool: Spool) -> None:
-    """Raise StateError for a journal without its beginning beside the files of a run."""
+    """Raise StateError if the journal is empty although files of a run exist."""
     path = directory.journal
     begun = path.exists() and next(records_of(path), None) is not None
     if path.exists() and not begun and (store.holds_something() or not spool.is_empty):
         raise StateError(
-            f"{path} has lost its beginning, and the files of a run are beside it: restore it from "
-            "a backup, or use --fresh to move the rest aside and begin again"
+            f"{path} has lost its beginning, and the files of a run are next to it: restore it "
+            "from a backup, or use --fresh to move the rest aside and begin again"
         )
 
 
 def check_newest(journal: Journal, state: RunState, store: Store) -> None:
-    """Raise StateError for a journal that knows nothing of steps whose values are here."""
+    """Raise StateError if values of a later step than the last in the journal exist."""
     if store.newest_step > state.last_step:
         raise StateError(
-            f"{journal.path} ends before step {store.newest_step}, whose values are beside it: "
+            f"{journal.path} ends before step {store.newest_step}, whose values are next to it: "
             "it has lost its end. Restore it from a backup, or use --fresh to move all aside and "
             "begin again"
         )
 
 
 def open_run(
-    journal: Journal, settings: RunSettings, ledger: Ledger, known: Told | None = None
+    journal: Journal, settings: RunSettings, ledger: Ledger, known: SnapshotHeader | None = None
 ) -> tuple[RunState, Newest]:
-    """Return what a journal tells; begin a new run in an empty one.
+    """Return the state and history of a journal; begin a new run if it is empty.
 
-    `known` is what a snapshot tells of it: only the rest is replayed.
+    `known` is the snapshot of the journal: only the rest is replayed.
     """
-    known = known or Told(RunState(settings), Newest(), 0, 0)
+    known = known or SnapshotHeader(RunState(settings), Newest(), 0, 0)
     opened = next(journal.read_from(), None)
     if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -73,18 +73,18 @@ def open_run(
         if not isinstance(begun, facts.RunOpened):
             raise ValueError("it does not begin with a run")
         _check_settings(begun, settings)
-        told = replay(JournalFile(journal.path), known, journal.num_bytes)
+        replayed = replay(JournalFile(journal.path), known, journal.num_bytes)
     except ValueError as error:
         raise StateError(
             f"{journal.path} cannot be replayed: {error}; it may be of another version. "
             "Use --fresh to move it aside and begin again"
         ) from error
-    ledger.resume(told.newest.ledger)
-    return told.state, told.newest
+    ledger.resume(replayed.newest.ledger)
+    return replayed.state, replayed.newest
 
 
 def load_manifest(state: RunState, store: Store) -> Manifest | None:
-    """Return what the run's model is made of; None before a client has described it."""
+    """Return the manifest of the model; None before a client has described it."""
     return store.load_manifest(state.manifest_digest) if state.manifest_digest else None
 
 
@@ -95,13 +95,13 @@ def load_model(state: RunState, store: Store) -> ModelState | None:
 
 
 def load_models(state: RunState, manifest: Manifest, store: Store) -> list[ModelState]:
-    """Return the model the state names and, before it, those that clients may still hold.
+    """Return the model the state names, after the earlier models that clients may still hold.
 
-    Takes seconds if the initial vector is large and has to be rebuilt.
+    This takes seconds if a large initial vector must be rebuilt.
     """
     name = state.initial_digest
     initial = LazyVector(bytes.fromhex(name), lambda: store.load_initial(manifest, name))
-    initial.vector()  # here it is found out whether that can be done
+    initial.vector()  # fail now if it cannot be loaded
     model = strategy_for(state.settings).begin(manifest, initial)
     if not state.model_step:
         return [model]
@@ -112,9 +112,9 @@ def load_models(state: RunState, manifest: Manifest, store: Store) -> list[Model
     model = replace(model, change=store.load_change(step))
     earlier = store.load_earlier(step, model, renewed=renewed)
     if begun.values is not None and state.rounds_done == 1 and not renewed:
-        earlier = [begun]  # the first round of a run that begins with values
+        earlier = [begun]  # the first round of a run that starts with values
     if state.step is None or state.step.work is not Work.SCORE:
-        model.release()  # mask and values are enough, as a rule
+        model.release()  # mask and values usually suffice
     return [*earlier, model]
 
 
@@ -145,7 +145,7 @@ def check_ledger(directory: StateDirectory, account: tuple[list[dict[str, Any]],
     """Warn at the start if the rows of ledger.csv do not add up to the totals of the journal."""
     path, num_bytes = directory.ledger, account[1]
     if path.stat().st_size < num_bytes:
-        return  # LedgerFile has warned of it
+        return  # LedgerFile has logged it
     if problem := ledger_problem(path, *account):
         log.warning(
             "the bytes by round and client are wrong in this run's ledger.csv. The run continues, "
@@ -155,19 +155,19 @@ def check_ledger(directory: StateDirectory, account: tuple[list[dict[str, Any]],
 
 
 def with_scored(model: ModelState, state: RunState, store: Store) -> ModelState:
-    """Return the model with what its mask was agreed on, and so where pruned weights rest."""
+    """Return the model with the vector its mask was agreed on, where pruned weights may rest."""
     epoch, digest = state.mask_epoch, state.scored_digest
     if not digest:
         return model
     scored = LazyVector(bytes.fromhex(digest), lambda: store.load_scored(epoch, digest))
-    scored.vector()  # as above
+    scored.vector()  # fail now if it cannot be loaded
     resting = scored if state.settings.deactivated == "keep" else None
     return replace(model, scored=scored, scored_digest=scored.digest, resting=resting)
 
 
 def settings_of(opened: facts.RunOpened) -> RunSettings:
-    """Return the settings a run was opened with; StateError for those of a later version."""
-    known = {one.name for one in fields(RunSettings)}
+    """Return the settings of a run; raise StateError for settings of a later version."""
+    known = {field.name for field in fields(RunSettings)}
     if unknown := sorted(set(opened.settings) - known):
         raise StateError(
             f"run {opened.run_id} has settings this version does not know: {', '.join(unknown)}. "
@@ -183,7 +183,7 @@ def settings_of(opened: facts.RunOpened) -> RunSettings:
 
 def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:
     now = asdict(settings)
-    was = asdict(RunSettings()) | dict(opened.settings)  # a setting that came later: its default
+    was = asdict(RunSettings()) | dict(opened.settings)  # settings added later have their defaults
     differing = [
         f"--{name.replace('_', '-')} was {was[name]!r}, is {now[name]!r}"
         for name in now

@@ -1,11 +1,11 @@
-"""The fold of a journal's beginning, so that a restart replays only what came after it.
+"""Snapshots: the folded beginning of a journal, so that a restart replays only the rest.
 
     file   := SHA-256 of the rest, hex , newline , JSON
 
-A snapshot says how many bytes of the journal it covers, and their CRC-32; with it come the run's
-state and the newest of its story. It saves time, nothing else: one that is missing, damaged, of
-another version or of another journal is ignored, and the whole journal replayed. It is made from
-the journal alone, never from the memory of a running coordinator, so it cannot know more.
+A snapshot holds the number of journal bytes it covers, their CRC-32, the state of the run and the
+newest history entries. It only saves time. A snapshot that is missing, damaged, or of another
+version or journal is ignored, and the whole journal is replayed. It is made from the journal alone,
+never from the memory of a running coordinator, so it cannot know more than the journal.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
 
-EVERY_BYTES = 1 << 21  # of the journal: an eighth of a second of replay
+EVERY_BYTES = 1 << 21  # journal bytes between snapshots: an eighth of a second of replay
 _KINDS = (
     *(RunState, Member, Step, StepCounts, Best, Newest),
     *(facts.StepStarted, facts.UploadAccepted),
@@ -35,8 +35,8 @@ _KINDS = (
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a journal tells up to one of its bytes."""
+class SnapshotHeader:
+    """The state of a run and its newest history after the first `num_bytes` of a journal."""
 
     state: RunState
     newest: Newest
@@ -44,58 +44,58 @@ class Told:
     crc32: int  # of these bytes
 
 
-def replay(journal: JournalFile, told: Told, stop: int) -> Told:
-    """Return what the journal tells up to byte `stop`; `told.newest` is used up.
+def replay(journal: JournalFile, known: SnapshotHeader, stop: int) -> SnapshotHeader:
+    """Return the state and history at byte `stop` of the journal; `known.newest` is modified.
 
-    Raise ValueError for a record that is no fact.
+    Raise ValueError for a record that is not a fact.
     """
-    state, newest, end = told.state, told.newest, told.num_bytes
-    for at, record in journal.read_from(told.num_bytes, stop):
+    state, newest, end = known.state, known.newest, known.num_bytes
+    for at, record in journal.read_from(known.num_bytes, stop):
         fact = facts.from_json(record)
         state, end = apply(state, fact), at
         newest.add(fact)
-    return Told(state, newest, end, journal.crc32(told.num_bytes, end, told.crc32))
+    return SnapshotHeader(state, newest, end, journal.crc32(known.num_bytes, end, known.crc32))
 
 
-def read_snapshot(directory: StateDirectory, settings: RunSettings) -> Told:
-    """Return what the snapshot beside a journal tells; nothing if there is none that fits."""
-    nothing = Told(RunState(settings), Newest(), 0, 0)
+def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotHeader:
+    """Return the snapshot of a journal; an empty one if there is none that fits."""
+    nothing = SnapshotHeader(RunState(settings), Newest(), 0, 0)
     try:
         data = directory.snapshot.read_bytes()
     except FileNotFoundError:
         return nothing
     try:
-        told = _parsed(data, settings)
+        snapshot = _parsed(data, settings)
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("the snapshot is ignored, the journal read instead: %s", error)
+        log.warning("the snapshot is ignored, and the journal is read instead: %s", error)
         return nothing
     journal = JournalFile(directory.journal)
-    if told is None or journal.num_bytes < told.num_bytes:
+    if snapshot is None or journal.num_bytes < snapshot.num_bytes:
         return nothing
-    fits = journal.crc32(0, told.num_bytes) == told.crc32
-    return told if fits else nothing  # else whoever reads the journal says where it is damaged
+    fits = journal.crc32(0, snapshot.num_bytes) == snapshot.crc32
+    return snapshot if fits else nothing  # reading the journal reports where it is damaged
 
 
 def write_snapshot(directory: StateDirectory, settings: RunSettings, stop: int) -> int:
-    """Bring the snapshot up to byte `stop` of the journal; return how many bytes it covers."""
+    """Update the snapshot to byte `stop` of the journal; return how many bytes it covers."""
     known = read_snapshot(directory, settings)
-    told = replay(JournalFile(directory.journal), known, stop)
+    snapshot = replay(JournalFile(directory.journal), known, stop)
     document = {
         "kinds": _kinds(),
-        "num_bytes": told.num_bytes,
-        "crc32": told.crc32,
-        "state": {**to_plain(told.state), "settings": None},  # those of a start are its own
-        "newest": to_plain(told.newest),
+        "num_bytes": snapshot.num_bytes,
+        "crc32": snapshot.crc32,
+        "state": {**to_plain(snapshot.state), "settings": None},  # each start has its own
+        "newest": to_plain(snapshot.newest),
     }
     text = json.dumps(document).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
-    # Like the journal, it holds what clients prove their names with.
+    # Private, because it holds the tokens of clients, as the journal does.
     write_atomic(directory.snapshot, [digest, b"\n", text], private=True)
-    return told.num_bytes
+    return snapshot.num_bytes
 
 
-def _parsed(data: bytes, settings: RunSettings) -> Told | None:
-    """Return what a snapshot tells; None if another version wrote it, ValueError if damaged."""
+def _parsed(data: bytes, settings: RunSettings) -> SnapshotHeader | None:
+    """Return a snapshot; None if another version wrote it. Raise ValueError if it is damaged."""
     digest, _, text = data.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         raise ValueError("it is damaged")
@@ -105,13 +105,13 @@ def _parsed(data: bytes, settings: RunSettings) -> Told | None:
     state = from_plain(RunState, {**document["state"], "settings": to_plain(settings)})
     newest = from_plain(Newest, document["newest"])
     state = replace(state, settings=settings)
-    return Told(state, newest, document["num_bytes"], document["crc32"])
+    return SnapshotHeader(state, newest, document["num_bytes"], document["crc32"])
 
 
 def _kinds() -> list[str]:
-    """Return what a snapshot of this version is made of."""
+    """Return the version and the fields of all classes in a snapshot."""
     names = [
-        f"{kind.__name__}: " + ", ".join(f"{one.name} {one.type}" for one in fields(kind))
+        f"{kind.__name__}: " + ", ".join(f"{field.name} {field.type}" for field in fields(kind))
         for kind in _KINDS
     ]
     return [ssfl_version(), *names]

@@ -1,6 +1,6 @@
-"""A state directory read by somebody else: nothing is locked, cut, written or removed.
+"""Read-only inspection of a state directory: nothing is locked, truncated, written or removed.
 
-Its coordinator may be at work meanwhile, or the directory may be a copy on another machine.
+Its coordinator may be running, or the directory may be a copy on another machine.
 """
 
 from collections.abc import Mapping
@@ -20,22 +20,22 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a journal tells."""
+class InspectedRun:
+    """The facts in a journal."""
 
     facts: tuple[Fact, ...]
-    torn_bytes: int  # behind the last whole record: being written, or cut short by a crash
+    torn_bytes: int  # after the last complete record: being written, or torn by a crash
 
     @property
     def opened(self) -> RunOpened | None:
-        """How the run began; None: nothing has been written yet."""
+        """The first fact; None if the journal is empty."""
         first = self.facts[0] if self.facts else None
         assert first is None or isinstance(first, RunOpened)
         return first
 
 
-def read_state(root: Path) -> Told:
-    """Read the journal of a state directory; raise StateError with what is wrong."""
+def read_state(root: Path) -> InspectedRun:
+    """Read the journal of a state directory; raise StateError if it cannot be read."""
     if not root.is_dir():
         raise StateError(f"there is no folder {root}: name the --state-dir of a coordinator")
     path = StateDirectory(root).journal
@@ -48,15 +48,15 @@ def read_state(root: Path) -> Told:
         elif (root / "history.json").exists():
             what = "holds the results of a run; its state is in the coordinator's --state-dir"
         raise StateError(f"{root} {what}") from None
-    told = []
+    read: list[Fact] = []
     for number, record in enumerate(records, 1):
         try:
-            told.append(from_json(record))
+            read.append(from_json(record))
         except ValueError as error:
             raise StateError(f"{path}: record {number} cannot be read: {error}") from error
-    if told and not isinstance(told[0], RunOpened):
+    if read and not isinstance(read[0], RunOpened):
         raise StateError(f"{path} does not begin with a run")
-    return Told(tuple(told), torn_bytes)
+    return InspectedRun(tuple(read), torn_bytes)
 
 
 def file_problems(
@@ -65,7 +65,7 @@ def file_problems(
     masks: Mapping[int, str],
     account: tuple[list[dict[str, Any]], int],
 ) -> list[str]:
-    """Return what is wrong with the files that the journal names, a sentence each."""
+    """Return the problems of the files that the journal names, one sentence each."""
     store, problems = Store(root, state.settings.seed), list[str]()
     try:
         model = load_model(state, store)
@@ -91,7 +91,7 @@ def _mask_problems(store: Store, model: ModelState, masks: Mapping[int, str]) ->
 def _best_problems(store: Store, model: ModelState, state: RunState) -> list[str]:
     best = state.best
     if best is None or (best.step == state.model_step and not store.holds_best(best)):
-        return []  # not kept yet: its values are those of the model
+        return []  # not copied yet: its values are those of the model
     try:
         store.load_best(best, model)
     except (StateError, ValueError) as error:

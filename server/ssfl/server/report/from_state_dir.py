@@ -11,7 +11,7 @@ from ssfl.server.errors import StateError
 from ssfl.server.history.history_file import Follower
 from ssfl.server.history.run_history import Newest
 from ssfl.server.recovery.recover import settings_of
-from ssfl.server.recovery.snapshot import Told, replay
+from ssfl.server.recovery.snapshot import SnapshotHeader, replay
 from ssfl.server.report.outputs import mask_document, run_document
 from ssfl.server.report.source import ReportError, Source
 from ssfl.server.run import facts
@@ -50,12 +50,12 @@ def open_state(folder: Path) -> Source:
     )
 
 
-def _replayed(journal: JournalFile) -> Told:
+def _replayed(journal: JournalFile) -> SnapshotHeader:
     opened = next(journal.read_from(), None)
     begun = facts.from_json(opened[1]) if opened else None
     if not isinstance(begun, facts.RunOpened):
         raise StateError(f"{journal.path} tells of no run yet")
-    nothing = Told(RunState(settings_of(begun)), Newest(), 0, 0)
+    nothing = SnapshotHeader(RunState(settings_of(begun)), Newest(), 0, 0)
     return replay(journal, nothing, journal.num_bytes)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssfl.server.accounting.dense_equivalent import BYTES_PER_VALUE, COMPARED, Holders
+from ssfl.server.accounting.dense_equivalent import BYTES_PER_VALUE, COMPARED, ModelHolders
 from ssfl.server.accounting.ledger import ONE_OFF, Direction
 from ssfl.server.history.run_history import Entry
 
@@ -121,7 +121,7 @@ class RunView:
         self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
         self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
-        self._holders = Holders(own_masks=own_masks)
+        self._holders = ModelHolders(own_masks=own_masks)
         self._values = dict.fromkeys(Direction, 0)  # bytes to compare, up to the newest entry,
         self._values_before = dict.fromkeys(Direction, 0)  # and up to the newest round
         self._sent = 0  # message bytes, both ways and all phases, up to the newest round

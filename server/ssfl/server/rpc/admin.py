@@ -11,8 +11,8 @@ from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.outputs import history_document, run_folder
 from ssfl.server.rpc import request_checks
 from ssfl.server.run import events
-from ssfl.server.run.delivered import everyone_has_it
 from ssfl.server.run.events import Reply
+from ssfl.server.run.quorum import final_model_delivered
 from ssfl.server.run.refresh import no_round_left
 from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import client_state, seconds_left
@@ -55,7 +55,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             peak_memory_bytes=peak_memory_bytes(),
             model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
             out_dir=run_folder(self._out_dir, state.run_id),
-            delivered=run.model_written.is_set() and everyone_has_it(run.state),
+            delivered=run.model_written.is_set() and final_model_delivered(run.state),
             stall=self._stall(),
             refusals=[pb.Refusals(**row) for row in self._refusals.rows()],
             paused=state.paused,

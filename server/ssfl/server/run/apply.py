@@ -1,4 +1,4 @@
-"""Facts folded into the state of a run: `apply(state, fact)` is the state after the fact."""
+"""Fold facts into the state of a run: `apply(state, fact)` returns the state after the fact."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,8 +11,8 @@ from ssfl.server.run.facts import Fact
 from ssfl.server.run.quality import chosen_on, mean_client_loss, quality
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts, is_ready
 
-LOSS_MEMORY = 0.8  # of the share of lost clients, from one round to the next
-MAX_LOSSES = 6  # of the newest rounds: what a jump is measured by
+LOSS_MEMORY = 0.8  # weight of the earlier share of lost clients in its moving average
+MAX_LOSSES = 6  # newest rounds whose losses are kept to detect a jump
 
 
 def apply(state: RunState, fact: Fact) -> RunState:
@@ -57,7 +57,7 @@ def received_s(upload: facts.UploadAccepted) -> float:
 
 
 def _standing(state: RunState, step: Step | None, client: ClientId) -> tuple[int, int, int]:
-    """Return what a client adds to the counts of a step: pending, not left, here."""
+    """Return the contribution of a client to the counts of a step: pending, not left, here."""
     if step is None or not step.awaits(client) or client in state.removed:
         return 0, 0, 0
     if client not in state.members or state.members[client].left:
@@ -66,7 +66,7 @@ def _standing(state: RunState, step: Step | None, client: ClientId) -> tuple[int
 
 
 def _recounted(before: RunState, after: RunState, clients: Iterable[ClientId]) -> RunState:
-    """Return `after` with the counts of its step, given which clients' standing changed."""
+    """Return `after` with updated step counts; `clients` are those whose standing changed."""
     step = after.step
     if step is None:
         return after
@@ -160,7 +160,7 @@ def _applied(state: RunState, fact: Fact) -> RunState:
 
 
 def _readmitted(state: RunState, client: ClientId) -> RunState:
-    """Return the state with a site that may join again; the next token that joins owns its name."""
+    """Return the state in which a site may join again; the next token that joins owns its name."""
     members = dict(state.members)
     if member := members.get(client):
         members[client] = replace(member, token="")
@@ -168,19 +168,20 @@ def _readmitted(state: RunState, client: ClientId) -> RunState:
 
 
 def newest_counted(state: RunState) -> tuple[int, dict[ClientId, str]]:
-    """Return the step whose result the model is, and the digests of the uploads that made it."""
-    made = state.model_step
-    return made, {who: digest for who, (step, digest) in state.counted.items() if step == made}
+    """Return the step that produced the model, and the digests of its counted uploads."""
+    newest = state.model_step
+    counted = state.counted.items()
+    return newest, {client: digest for client, (step, digest) in counted if step == newest}
 
 
 def _open(state: RunState) -> Step:
     if state.step is None:
-        raise ValueError("the journal speaks of a step that is not open")
+        raise ValueError("the journal refers to a step that is not open")
     return state.step
 
 
 def _with_losses(state: RunState, lost: tuple[ClientId, ...]) -> RunState:
-    """Return the state that has learnt from a training step how many clients get lost."""
+    """Return the state with the share of lost clients updated by a training step."""
     step = _open(state)
     if step.work is not Work.TRAIN or not step.cohort:
         return state
@@ -232,7 +233,7 @@ def _closed(step: Step) -> list[facts.UploadAccepted]:
 
 
 def _evaluated(state: RunState, step: Step) -> RunState:
-    """Return the state after a test by all clients: is it the best, is it time to end?"""
+    """Return the state after an evaluation by all clients: the best model and the end reason."""
     reports = [upload.report for upload in _closed(step)]
     accuracy, loss = quality(reports)
     if loss is None:
@@ -252,10 +253,11 @@ def _evaluated(state: RunState, step: Step) -> RunState:
 
 
 def _is_comparable(state: RunState, tested: Best, step: Step) -> bool:
-    """Tell whether enough clients tested: all who tested the best so far and were asked again.
+    """Return True if an evaluation can be compared with the best one so far.
 
-    Who is lost or has left is not asked. With more of them than before, the comparison begins
-    anew: they may bring other data.
+    At least `min_clients` must have tested, and every client of the best evaluation that was
+    asked again. Lost clients and clients that left are not asked. If more clients test than
+    before, the comparison starts over, because they may bring other data.
     """
     if len(tested.clients) < min(state.settings.min_clients, len(state.ready)):
         return False

@@ -1,4 +1,4 @@
-"""What the run is told (events) and what it wants done (actions)."""
+"""Inputs of the run (events) and its outputs (actions)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ssfl.server.run.state import Best, Step
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A client asks to enter; the service has checked the form of its request."""
+    """A client asks to join; the service has checked the form of its request."""
 
     client: ClientId
     token: str
@@ -20,9 +20,9 @@ class Joined:
     manifest_digest: str
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
-    encodings: tuple[int, ...] = ()  # that it can read and write
+    encodings: tuple[int, ...] = ()  # those the client can read and write
     labels: tuple[int, ...] = ()  # classes it has samples of; empty: the site keeps them
-    name_proven: bool = False  # by a certificate: then another token may take the name
+    name_proven: bool = False  # by a certificate; another token may then take over the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Initialized:
 
 @dataclass(frozen=True, slots=True)
 class UploadReceived:
-    """An upload is whole, verified and synced in the spool (an evaluation has only its report)."""
+    """A complete, verified upload is synced in the spool (an evaluation has only its report)."""
 
     step: int
     client: ClientId
@@ -65,25 +65,25 @@ class StepReduced:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Three signs of life in a row are missing."""
+    """A client missed three heartbeats in a row."""
 
     client: ClientId
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A lost client was heard of again."""
+    """A lost client sent a heartbeat again."""
 
     client: ClientId
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A client said goodbye."""
+    """A client left."""
 
     client: ClientId
     finished: bool
-    session: int | None = None  # that said so; None: the newest
+    session: int | None = None  # the session that left; None: the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,35 +123,35 @@ class RemoveAsked:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The coordinator is being stopped: begin nothing new."""
+    """The coordinator is shutting down: start nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoodStill:
-    """The coordinator itself stood still for so long: nobody else is to blame for that time."""
+class ProcessSuspended:
+    """The coordinator process was suspended for `seconds`; no client is charged for them."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by."""
+    """Time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The state was replayed from a journal (or is new): take up what was under way."""
+    """The state was replayed from a journal (or is new): resume the open step."""
 
 
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
     | StartAsked | RefreshAsked | PauseAsked | ResumeAsked | StopAsked | RemoveAsked | DrainAsked
-    | StoodStill | Tick | Recovered
+    | ProcessSuspended | Tick | Recovered
 )  # fmt: skip
 
 
 class Reply(StrEnum):
-    """The run's word on an event, for the one who sent it."""
+    """The reply to the sender of an event."""
 
     DONE = "done"
     ACCEPTED = "accepted"
@@ -159,13 +159,13 @@ class Reply(StrEnum):
     STEP_CLOSED = "step_closed"
     CONFLICT = "conflict"  # another upload was accepted, or another token owns the name
     TOO_FEW_CLIENTS = "too_few_clients"
-    PAUSED = "paused"  # nothing begins before an operator resumes the run
-    NO_MASK = "no_mask"  # none to renew: not agreed yet, or the strategy has none
+    PAUSED = "paused"  # nothing starts until an operator resumes the run
+    NO_MASK = "no_mask"  # no mask to refresh: none agreed yet, or the strategy has none
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append to the journal; synced before the reply goes out."""
+    """Append a fact to the journal and sync it before the reply is sent."""
 
     fact: Fact
 
@@ -185,33 +185,33 @@ class Fold:
     client: ClientId
     digest: str
     weight: int
-    stored: str = ""  # SHA-256 of its file
+    stored: str = ""  # SHA-256 of the file in the spool
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Finish the sum of a closed step and store the next model; then StepReduced."""
+    """Finish the sum of a closed step, store the next model, then post StepReduced."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class DropSpool:
-    """The step's uploads are no longer needed."""
+    """Delete the uploads of a step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest:
-    """The current model is the best so far: keep a copy of it."""
+    """Keep a copy of the current model, the best so far."""
 
     best: Best
 
 
 @dataclass(frozen=True, slots=True)
 class WriteModel:
-    """The run is over: write the final model."""
+    """Write the final model: the run is over."""
 
 
 Action = Persist | OpenStep | Fold | Reduce | DropSpool | KeepBest | WriteModel

@@ -1,7 +1,7 @@
-"""What happened in a run, as the journal keeps it.
+"""The facts of a run, as recorded in the journal.
 
-A run's state is the fold of its facts (state.py), so replaying the journal gives it back.
-Each fact is one JSON object; digests are hex, so that a person can read the journal.
+The state of a run is the fold of its facts (apply.py), so replaying the journal restores it.
+Each fact is one JSON object. Digests are in hex, so that the journal is readable.
 """
 
 import json
@@ -23,7 +23,7 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class ClientJoined:
-    """A client entered, or entered again with a new session."""
+    """A client joined, or joined again with a new session."""
 
     client: ClientId
     session: int
@@ -32,7 +32,7 @@ class ClientJoined:
     manifest_digest: str  # empty until the client has built its model
     fingerprint: str
     class_counts: Mapping[str, int] = field(default_factory=dict)  # empty: the site keeps them
-    encodings: tuple[int, ...] = ()  # that it can read and write
+    encodings: tuple[int, ...] = ()  # those the client can read and write
     labels: tuple[int, ...] = ()  # classes it has samples of; empty: the site keeps them
 
 
@@ -40,10 +40,10 @@ class ClientJoined:
 class ModelInitialized:
     """The run's model is known; the files are in the state directory."""
 
-    client: ClientId  # who built it
+    client: ClientId  # the client that built it
     manifest_digest: str
     initial_digest: str
-    mask_epoch: int  # 0: a mask has to be agreed; 1: the strategy keeps everything
+    mask_epoch: int  # 0: no mask agreed yet; 1: the strategy keeps all weights
     mask_digest: str
     num_kept: int
     base_digest: str
@@ -51,14 +51,14 @@ class ModelInitialized:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """Gathering is over; these clients are there at the start."""
+    """Gathering ended; the run starts with these clients."""
 
     clients: tuple[ClientId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """A cohort was asked to work; the weights of its members are fixed from here on."""
+    """A cohort was asked to work; the weights of its members are now fixed."""
 
     step: int
     work: Work
@@ -67,16 +67,16 @@ class StepStarted:
     attempt: int
     cohort: Mapping[ClientId, int]  # client -> training samples
     reducer: Reducer = Reducer.WEIGHTED_SUM
-    equal_weights: bool = False  # in the mean, instead of by training samples
-    num_batches: int = 0  # SCORE: minibatches that each client scores
-    reason: str = ""  # SCORE: why the mask is renewed; empty for the first one
-    goal: int = 0  # TRAIN: reports that end it; 0: those of the whole cohort
-    fraction_bits: int | None = None  # TRAIN: of the sum's grid; None: follows from the cohort
+    equal_weights: bool = False  # weigh all clients equally, not by training samples
+    num_batches: int = 0  # SCORE: minibatches scored by each client
+    reason: str = ""  # SCORE: why the mask is refreshed; empty for the first mask
+    goal: int = 0  # TRAIN: number of reports that closes the step; 0: all of the cohort
+    fraction_bits: int | None = None  # TRAIN: grid of the sum; None: derived from the cohort
 
 
 @dataclass(frozen=True, slots=True)
 class ClientsAdded:
-    """Others were asked in place of clients that were lost."""
+    """More clients were asked, to replace lost ones."""
 
     step: int
     cohort: Mapping[ClientId, int]  # client -> training samples
@@ -91,17 +91,17 @@ class UploadAccepted:
     digest: str  # of the payload; empty for an evaluation, which has none
     largest: float  # largest |value|; decides the grid of a sum of scores
     report: Mapping[str, Any] = field(default_factory=dict)  # metrics and timings, for history
-    stored: str = ""  # SHA-256 of its file in the spool: of the values, as they count
+    stored: str = ""  # SHA-256 of its file in the spool: the values as they enter the sum
 
 
 @dataclass(frozen=True, slots=True)
 class StepClosed:
-    """Nobody else is waited for: the step's result is the sum of these."""
+    """The step accepts no more uploads: its result is the sum of the accepted ones."""
 
     step: int
     accepted: tuple[ClientId, ...]
     missing: tuple[ClientId, ...]
-    lost: tuple[ClientId, ...] = ()  # of the missing: away, or too late for the deadline
+    lost: tuple[ClientId, ...] = ()  # missing clients that are away or missed the deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,33 +119,33 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True)
 class StepVoided:
-    """Too few reported; the step is tried again with a new attempt."""
+    """Too few clients reported; the step is retried as a new attempt."""
 
     step: int
     reason: str
-    lost: tuple[ClientId, ...] = ()  # who was asked and did not report
+    lost: tuple[ClientId, ...] = ()  # asked clients that did not report
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshRequested:
-    """An operator asked for a new mask: it is agreed before the next round."""
+    """An operator requested a new mask, to be agreed before the next round."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaused:
-    """An operator paused the run: what is under way is finished or void, nothing new begins."""
+    """An operator paused the run: the open step ends or is void, and nothing new starts."""
 
     at: float  # unix seconds, for people
 
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """An operator let a paused run go on."""
+    """An operator resumed a paused run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """An operator ended the run: it finishes as soon as no sum is being made."""
+    """An operator stopped the run: it finishes once no sum is being computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,35 +153,35 @@ class RunFinished:
     """The last committed values are the final model."""
 
     stopped: bool  # by an operator, before the last round
-    reason: str = ""  # why it ended before the last round by itself
+    reason: str = ""  # why the run ended early by itself
     report: Mapping[str, Any] = field(default_factory=dict)  # bytes so far, for history
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """A client said goodbye."""
+    """A client left."""
 
     client: ClientId
-    finished: bool  # it has stored the final model
+    finished: bool  # the client stored the final model
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRemoved:
-    """An operator removed a site: it is refused from here on."""
+    """An operator removed a site: its calls are refused from now on."""
 
     client: ClientId
 
 
 @dataclass(frozen=True, slots=True)
 class ClientReadmitted:
-    """An operator took the removal of a site back."""
+    """An operator reversed the removal of a site."""
 
     client: ClientId
 
 
 @dataclass(frozen=True, slots=True)
 class BytesCounted:
-    """Bytes that passed since the last commit, when no other will come that would tell."""
+    """Bytes transferred since the last commit, recorded when no further commit will follow."""
 
     report: Mapping[str, Any]  # bytes so far, for history
 
@@ -224,7 +224,7 @@ def to_json(fact: Fact) -> bytes:
 
 
 def from_json(text: bytes) -> Fact:
-    """Return the fact of a journal record; raise ValueError if it is none we know."""
+    """Return the fact of a journal record; raise ValueError if its kind is unknown."""
     try:
         fields = json.loads(text)
         kind = _KINDS[fields.pop("fact")]

@@ -1,14 +1,14 @@
 """The run as a pure state machine: (state, event, now) -> (state, actions, reply).
 
 No I/O, no clock, no randomness of its own: time is an argument, cohorts come from the seed.
-Every decision becomes a fact; the caller journals the facts before it acts on the rest, so a
-run that is replayed from its journal takes up exactly where it was.
+Every decision becomes a fact. The caller journals the facts BEFORE it performs the other actions,
+so a run that is replayed from its journal resumes exactly where it was.
 
     gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
 
-A run that cannot go on with the clients that are here says so (waiting) and goes on by itself.
-One that an operator paused finishes what is under way, or gives it up if too few are here for it,
-and begins nothing until it is resumed.
+A run with too few clients reports that it is waiting, and continues by itself. A paused run
+finishes its open step, or voids it if too few clients are present, and starts nothing until it is
+resumed.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from ssfl.server.run import events, facts
 from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
 from ssfl.server.run.quorum import (
-    asked_for,
     available,
     find_stall,
     goal,
     needed_next,
+    num_to_invite,
     replacements,
     verdict,
 )
@@ -39,26 +39,26 @@ Outcome = tuple[RunState, list[Action], Reply]
 
 
 def advance(state: RunState, event: Event, now_s: float) -> Outcome:
-    """Return the state after an event, what is to be done, and the word for the sender."""
+    """Return the new state, the actions to perform, and the reply for the sender."""
     decision = _Decision(state, now_s)
-    reply = decision.take(event)
+    reply = decision.handle(event)
     decision.look_for_stall()
     return decision.state, decision.actions, reply
 
 
 def late_reply(state: RunState, step: int, client: ClientId, digest: str) -> Reply:
-    """Return the word on an upload whose step is over: it counted, perhaps, but nobody heard."""
+    """Return the reply to an upload whose step is over; it may have counted without an answer."""
     counted = bool(digest) and state.counted.get(client) == (step, digest)
     return Reply.ALREADY_ACCEPTED if counted else Reply.STEP_CLOSED
 
 
 def _is_last(state: RunState) -> bool:
-    """Tell whether no further round will come."""
+    """Return True if no further round will follow."""
     return state.rounds_done >= state.settings.rounds or bool(state.end_reason)
 
 
 def _test_is_due(state: RunState) -> bool:
-    """Tell whether all clients are to test the model after the rounds so far."""
+    """Return True if all clients are to evaluate the model after the rounds so far."""
     settings, done = state.settings, state.rounds_done
     if _is_last(state) or done > settings.rounds - settings.evaluate_last:
         return True
@@ -66,14 +66,14 @@ def _test_is_due(state: RunState) -> bool:
 
 
 class _Decision:
-    """One call of `advance`: collects facts and actions while the state moves on."""
+    """One call of `advance`: collects facts and actions while the state changes."""
 
     def __init__(self, state: RunState, now_s: float) -> None:
         self.state = state
         self.now_s = now_s
         self.actions: list[Action] = []
 
-    def take(self, event: Event) -> Reply:
+    def handle(self, event: Event) -> Reply:
         match event:
             case events.Joined():
                 return self._joined(event)
@@ -90,7 +90,7 @@ class _Decision:
             case events.Left():
                 member = self.state.members.get(event.client)
                 if member and event.session not in (None, member.session):
-                    return Reply.CONFLICT  # another process has taken its place: that one stays
+                    return Reply.CONFLICT  # a newer process of this client has joined and stays
                 known = (member.left, member.has_final_model) if member else (True, event.finished)
                 if known != (True, event.finished):
                     self._fact(facts.ClientLeft(event.client, event.finished))
@@ -107,8 +107,8 @@ class _Decision:
                 self._remove_asked(event)
             case events.DrainAsked():
                 self.state = replace(self.state, draining=True)
-            case events.StoodStill():
-                self._stood_still(event.seconds)
+            case events.ProcessSuspended():
+                self._suspended(event.seconds)
             case events.StopAsked():
                 if not self.state.stop_asked and not self.state.finished:
                     self._fact(facts.StopRequested())
@@ -122,7 +122,7 @@ class _Decision:
         return Reply.DONE
 
     def look_for_stall(self) -> None:
-        """Note whether the run can go on, if it is to; since when it cannot is remembered."""
+        """Update the stall; keep the time since which the run has been stalled."""
         before = self.state.stall
         now = None if self.state.paused else find_stall(self.state, self.now_s)
         if before and now:
@@ -208,7 +208,7 @@ class _Decision:
         self.actions.append(events.DropSpool(event.step))
 
     def _commit_test(self, step: int) -> None:
-        """A test changes nothing but what is known of the model."""
+        """Commit a test, which leaves the model as it is."""
         state = self.state
         self._commit(
             events.StepReduced(
@@ -230,7 +230,7 @@ class _Decision:
     def _resume_asked(self) -> None:
         if self.state.paused:
             self._fact(facts.RunResumed())
-            self.state = replace(self.state, newcomer_s=self.now_s)  # a countdown begins anew
+            self.state = replace(self.state, newcomer_s=self.now_s)  # restart the countdown
 
     def _remove_asked(self, event: events.RemoveAsked) -> None:
         is_removed = event.client in self.state.removed
@@ -241,8 +241,8 @@ class _Decision:
         if not event.readmit and not is_removed:
             self._fact(facts.ClientRemoved(event.client))
 
-    def _stood_still(self, seconds: float) -> None:
-        """Move what is measured from an earlier moment, but not beyond now."""
+    def _suspended(self, seconds: float) -> None:
+        """Shift the start of every running time by `seconds`, but not beyond now."""
         state = self.state
 
         def moved(since_s: float) -> float:
@@ -274,9 +274,9 @@ class _Decision:
         self.state = replace(self.state, newcomer_s=now_s, step_began_s=now_s, asked_s=now_s)
         best = self.state.best
         if best and best.step == self.state.model_step:
-            self.actions.append(events.KeepBest(best))  # a crash may have come before it
+            self.actions.append(events.KeepBest(best))  # a crash may have prevented it
         if self.state.finished:
-            self.actions.append(events.WriteModel())  # likewise; it writes the best one, too
+            self.actions.append(events.WriteModel())  # writes the best model, too
         step = self.state.step
         if step is None:
             return
@@ -293,7 +293,7 @@ class _Decision:
             self.actions.append(events.Reduce(step))
 
     def _move_on(self) -> None:
-        """Take every decision that is due."""
+        """Make every decision that is due."""
         due: list[Callable[[], bool]] = [
             self._stop, self._start, self._replace, self._close, self._begin,
         ]  # fmt: skip
@@ -305,7 +305,7 @@ class _Decision:
         if not state.stop_asked or state.finished:
             return False
         if state.step and state.step.closed is not None:
-            return False  # the sum is being made: let the round count
+            return False  # the sum is being computed: let the round count
         if state.step:
             self.actions.append(events.DropSpool(state.step.number))
         self._finish(stopped=True)
@@ -313,16 +313,16 @@ class _Decision:
 
     @property
     def _rests(self) -> bool:
-        """Whether nothing new may begin: an operator wants a pause, or the process to end."""
+        """Whether nothing new may start: the run is paused, or the process is shutting down."""
         return self.state.paused or self.state.draining
 
     def _start(self) -> bool:
         state = self.state
         if state.founders or state.finished or not state.manifest_digest or self._rests:
             return False
-        wanted = state.settings.clients
-        if wanted:
-            begin = state.num_ready >= wanted
+        expected = state.settings.clients
+        if expected:
+            begin = state.num_ready >= expected
         else:
             quiet = self.now_s - state.newcomer_s >= QUIET_S
             begin = state.num_ready >= state.settings.min_clients and quiet
@@ -331,7 +331,7 @@ class _Decision:
         return begin
 
     def _replace(self) -> bool:
-        """Ask others in place of clients that were lost, while the deadline allows it."""
+        """Ask more clients to replace lost ones, while the deadline allows it."""
         step = self.state.step
         if step is None or self.state.draining:
             return False
@@ -384,7 +384,7 @@ class _Decision:
             0 if settings.reproducible else state.attempt,
             bool(reason),
             frozenset(clients) - set(state.founders),
-            asked_for(state, reports) - reports if (reports := goal(state, clients)) else 0,
+            num_to_invite(state, reports) - reports if (reports := goal(state, clients)) else 0,
         )
         plan = strategy_for(settings).plan(position, clients)
         assert plan is not None
@@ -396,12 +396,12 @@ class _Decision:
         if plan.work is Work.TRAIN and not state.settings.reproducible:
             clients = available(state)
             reports = min(goal(state, clients), len(plan.cohort))
-            weights = [weight_of(state.members[one], state.settings) for one in clients]
+            weights = [weight_of(state.members[client], state.settings) for client in clients]
             bits = fraction_bits(VALUE_BOUND, len(weights) if plan.equal_weights else sum(weights))
         self._fact(
             facts.StepStarted(
                 state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
-                {one: weight_of(state.members[one], state.settings) for one in plan.cohort},
+                {name: weight_of(state.members[name], state.settings) for name in plan.cohort},
                 plan.reducer, plan.equal_weights, plan.num_batches, reason, reports, bits,
             )
         )  # fmt: skip

@@ -1,11 +1,11 @@
-"""How good the model is: for the history, and for the run itself, to keep the best and to end."""
+"""Model quality, for the history and for the choice of the best model and the end of the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
 def accuracies(evaluations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return pooled and mean accuracy, loss and metrics per sample; None for what is unknown."""
+    """Return pooled and mean accuracy, loss and metrics per sample; None if unknown."""
     tested = [e for e in evaluations if e["total"]]
     counted = [e for e in tested if e["correct"] is not None]
     names = sorted({name for e in tested for name in e.get("metric_sums", {})})
@@ -34,17 +34,17 @@ def chosen_on(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def quality(reports: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Return accuracy and loss of an evaluation by all clients, on the split that decides."""
+    """Return accuracy and loss of an evaluation by all clients, on the deciding split."""
     field = "validation" if chosen_on(reports) == "validation" else "evaluation"
     tested = accuracies(report[field] for report in reports)
     return tested["pooled"], tested["loss"]
 
 
 def mean_client_loss(reports: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean over a round's clients of their training loss; None if nobody trained.
+    """Return the mean training loss over a round's clients; None if no client trained.
 
-    Every client counts the same, so that a few with data unlike the others' are seen. Test samples
-    are not looked at: they may not decide what is trained.
+    All clients have equal weight, so that a few with unusual data are noticed. Test samples are
+    not used: they must not influence training.
     """
     losses = [report["training_loss"] for report in reports]
     return sum(losses) / len(losses) if losses else None

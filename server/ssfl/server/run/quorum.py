@@ -1,8 +1,9 @@
-"""Who is needed, who can still report, whom to ask besides. Pure: looks at the state alone.
+"""Quorum rules: required reports, reachable clients and replacements. Pure functions of RunState.
 
-Away is who left, was removed, or is lost (three signs of life in a row are missing). A step wants
-reports: in partial participation as many as `--clients-per-round` says (its goal), else those of
-all. Fewer make it count: its quorum. With `--reproducible` everyone selected is needed.
+A client is away if it left, was removed, or is lost (it missed three heartbeats in a row). The goal
+of a step is the number of reports it asks for: `--clients-per-round` with partial participation,
+otherwise the whole cohort. Its quorum, usually smaller, is the number of reports with which it may
+close. With `--reproducible`, every selected client must report.
 """
 
 import math
@@ -18,35 +19,42 @@ from ssfl.server.run.refresh import refresh_due
 from ssfl.server.run.state import RunState, Stall, Step
 from ssfl.server.run.weights import weight_of
 
-LEAST_TIME_LEFT = 0.25  # of the round deadline: with less, nobody else is asked
-MOST_OVER = 3.0  # times the clients wanted: more are never asked at once
-# Who takes so many times as long as the slowest that reported is not counted on: others are asked.
+MIN_TIME_LEFT = 0.25  # share of the round deadline that must remain to ask replacements
+MAX_OVER_SELECTION = 3.0  # invitations per report needed, at most
+# Clients are overdue after OVERDUE times the slowest report so far; then replacements are asked.
 OVERDUE = 3.0
-LEAST_OVERDUE_S = 60.0
+MIN_OVERDUE_S = 60.0
 
 
 def is_away(state: RunState, client: ClientId) -> bool:
-    """Tell whether a member left, was removed or is lost."""
+    """Return True if a member left, was removed or is lost."""
     gone = state.members[client].left or client in state.removed
     return gone or client in state.lost
 
 
+def final_model_delivered(state: RunState) -> bool:
+    """Return True if the run is finished and every member that is not away stored its model."""
+    return state.finished and all(
+        member.has_final_model or is_away(state, member.client) for member in state.members.values()
+    )
+
+
 def available(state: RunState) -> list[ClientId]:
-    """Return who can be asked to work: ready and, unless the run is reproducible, not lost."""
+    """Return the clients that can be asked: ready and, unless the run is reproducible, not lost."""
     if state.settings.reproducible and state.founders:
         return sorted(set(state.founders) - state.removed)
     return [client for client in state.ready if client not in state.lost]
 
 
 def is_binding(state: RunState, step: Step) -> bool:
-    """Tell whether everyone selected is waited for, whatever the deadline."""
+    """Return True if the step waits for every selected client, regardless of the deadline."""
     settings = state.settings
     decides = step.work is Work.EVALUATE and (settings.patience or settings.target_accuracy)
     return settings.reproducible and (bool(decides) or not step.work.is_test)
 
 
 def quorum(state: RunState, step: Step) -> int:
-    """Return how many reports let a step close before its deadline, if no other can come."""
+    """Return the number of reports with which a step may close early, if no other can arrive."""
     settings, reported = state.settings, len(step.uploads)
     if is_binding(state, step):
         return reported + step.counts.pending
@@ -54,40 +62,40 @@ def quorum(state: RunState, step: Step) -> int:
         return 0
     if is_vote(step.work, step.cohort) and settings.scoring_quorum:
         return settings.scoring_quorum
-    if step.work is Work.SCORE and not step.reason:  # the first vote is for all, also the lost
+    if step.work is Work.SCORE and not step.reason:  # the first vote also waits for lost clients
         return reported + step.counts.not_left
     return min(settings.min_clients, len(step.cohort))
 
 
 def is_vote(work: Work, cohort: Collection[ClientId]) -> bool:
-    """Tell whether clients decide on a mask together; one alone, or nobody, does not vote."""
+    """Return True if several clients decide on a mask together."""
     return work is Work.SCORE and len(cohort) > 1
 
 
-def least(state: RunState, step: Step) -> int:
-    """Return how many reports make a step count when nobody is waited for any more."""
+def min_to_commit(state: RunState, step: Step) -> int:
+    """Return the number of reports a step needs to count once it no longer waits."""
     if step.work is Work.SCORE and not step.reason and not state.settings.scoring_quorum:
         return min(state.settings.min_clients, len(step.cohort))
     return quorum(state, step)
 
 
-def wanted(state: RunState, step: Step) -> int:
-    """Return how many reports a training step is after: others are asked until they are there."""
+def target_reports(state: RunState, step: Step) -> int:
+    """Return the number of reports up to which a training step asks replacements."""
     return step.goal or quorum(state, step)
 
 
 def can_report(step: Step) -> int:
-    """Return how many reports are there or on their way from clients that are here."""
+    """Return the number of reports received or still expected from clients that are not away."""
     return len(step.uploads) + step.counts.here
 
 
-def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
-    """Return who could be asked in place of lost clients, in the order to ask them."""
+def replacement_pool(state: RunState, step: Step, now_s: float) -> list[ClientId]:
+    """Return the clients that could replace lost ones, in the order to ask them."""
     settings = state.settings
     if step.work is not Work.TRAIN or settings.reproducible or step.closed is not None:
         return []
     left_s = settings.round_deadline_s - (now_s - state.step_began_s)
-    if left_s < LEAST_TIME_LEFT * settings.round_deadline_s:
+    if left_s < MIN_TIME_LEFT * settings.round_deadline_s:
         return []
     pool = [client for client in available(state) if client not in step.cohort]
     stream = Stream(settings.seed, "replacement", step.number, len(step.cohort))
@@ -96,13 +104,13 @@ def others(state: RunState, step: Step, now_s: float) -> list[ClientId]:
 
 
 def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
-    """Return whom to ask besides, with their samples, so that the step gets what it wants."""
+    """Return the clients to ask in addition, with their samples, to reach the target reports."""
     coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(step)
-    missing = wanted(state, step) - coming
+    missing = target_reports(state, step) - coming
     if missing <= 0:
         return {}
-    count, chosen = asked_for(state, missing), dict[ClientId, int]()
-    for client in others(state, step, now_s):
+    count, chosen = num_to_invite(state, missing), dict[ClientId, int]()
+    for client in replacement_pool(state, step, now_s):
         samples = weight_of(state.members[client], state.settings)
         if len(chosen) < count and _fits(step, [*chosen.values(), samples]):
             chosen[client] = samples
@@ -110,36 +118,36 @@ def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, in
 
 
 def _is_overdue(state: RunState, step: Step, now_s: float) -> bool:
-    """Tell whether those who have not reported take so long that others should be asked."""
-    if 2 * len(step.uploads) < wanted(state, step):
-        return False  # nobody knows yet how long it takes
-    return now_s - state.asked_s > max(OVERDUE * step.counts.slowest_s, LEAST_OVERDUE_S)
+    """Return True if the pending clients take so long that replacements should be asked."""
+    if 2 * len(step.uploads) < target_reports(state, step):
+        return False  # too few reports to know how long the work takes
+    return now_s - state.asked_s > max(OVERDUE * step.counts.slowest_s, MIN_OVERDUE_S)
 
 
 def _fits(step: Step, more: list[int]) -> bool:
-    """Tell whether the step's grid, announced at its start, has room for more clients."""
+    """Return True if the step's grid, announced at its start, has room for more clients."""
     if step.fraction_bits is None:
         return False
     added = len(more) if step.equal_weights else sum(more)
     return sum(step.weights.values()) + added <= max_weight(VALUE_BOUND, step.fraction_bits)
 
 
-def asked_for(state: RunState, reports: int) -> int:
-    """Return how many clients to ask for so many reports, by the share that was lost of late."""
+def num_to_invite(state: RunState, reports: int) -> int:
+    """Return how many clients to ask to get `reports`, given the recent loss rate."""
     return reports if state.settings.over_selection <= 1 else clients_for(reports, state.loss_rate)
 
 
 def clients_for(reports: int, loss_rate: float) -> int:
-    """Return how many clients to ask for so many reports, if such a share of them gets lost.
+    """Return how many clients to ask to get `reports` if `loss_rate` of them are lost.
 
     >>> [clients_for(10, rate) for rate in (0.0, 0.1, 0.3, 0.9)]
     [10, 12, 15, 30]
     """
-    return math.ceil(reports / max(1 - loss_rate, 1 / MOST_OVER) - 1e-9)
+    return math.ceil(reports / max(1 - loss_rate, 1 / MAX_OVER_SELECTION) - 1e-9)
 
 
 def goal(state: RunState, clients: list[ClientId]) -> int:
-    """Return how many reports a training round is after; 0: those of all who are asked."""
+    """Return the number of reports that closes a training round; 0: all of the cohort."""
     if state.settings.reproducible:
         return 0
     count = cohort_size(state.settings, len(clients))
@@ -147,7 +155,7 @@ def goal(state: RunState, clients: list[ClientId]) -> int:
 
 
 def needed_next(state: RunState) -> int:
-    """Return how many clients the next step needs, that of a run which has begun."""
+    """Return how many clients the next step of a started run needs."""
     settings, warm = state.settings, state.settings.warmup_rounds
     if not settings.scoring_quorum or settings.criterion in (
         *SCORED_BY_ONE_CLIENT,
@@ -160,7 +168,7 @@ def needed_next(state: RunState) -> int:
 
 
 def find_stall(state: RunState, now_s: float) -> Stall | None:
-    """Return why the run cannot go on with who is here; None if it can, or is not to."""
+    """Return why the run cannot continue with the present clients; None if it can or must not."""
     if not state.founders or state.finished or state.draining:
         return None
     step, settings = state.step, state.settings
@@ -175,7 +183,7 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
         return None
     need, possible = quorum(state, step), can_report(step)
     if possible < need:
-        possible += len(others(state, step, now_s))
+        possible += len(replacement_pool(state, step, now_s))
     if possible >= need:
         return None
     absent = _pending_away(state, step)
@@ -185,8 +193,8 @@ def find_stall(state: RunState, now_s: float) -> Stall | None:
     if absent and step.work is Work.TRAIN and not settings.reproducible:
         unblock += ", or others to join"
     if not is_binding(state, step):
-        enough = can_report(step) >= least(state, step)
-        then = "it goes on without them" if enough else "it is void and tried again"
+        enough = can_report(step) >= min_to_commit(state, step)
+        then = "it continues without them" if enough else "it is void and tried again"
         unblock += f", or the round deadline (--round-deadline-s {settings.round_deadline_s:g})"
         unblock += f": then {then}"
     return Stall(reason, absent, unblock, now_s)
@@ -206,22 +214,22 @@ def _clients(count: int) -> str:
 class Verdict:
     """How a step ends: with these reports, or void."""
 
-    void: str = ""  # why; empty: it counts
-    lost: tuple[ClientId, ...] = ()  # who was asked and did not report in time
+    void: str = ""  # the reason; empty: the step counts
+    lost: tuple[ClientId, ...] = ()  # asked clients that did not report in time
 
 
 def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
-    """Return how a step ends if it ends now; None while it goes on.
+    """Return how a step ends if it ends now; None while it is open.
 
-    In a pause nobody is waited for who is away: a step that cannot be finished without them is
-    void, and tried again afterwards. Otherwise the pause would never come.
+    A pausing run does not wait for clients that are away. A step that cannot finish without them
+    is void and is retried after the pause; otherwise the pause would never begin.
     """
     counts, reported = step.counts, len(step.uploads)
     late = now_s - state.step_began_s >= state.settings.round_deadline_s
     late = late and not is_binding(state, step)
     alone = step.work is Work.SCORE and len(step.cohort) == 1 and not state.settings.reproducible
     if alone and counts.pending and not counts.here and available(state):
-        return Verdict("who was asked for the scores is away", _pending_away(state, step))
+        return Verdict("the client asked for the scores is away", _pending_away(state, step))
     reached = bool(step.goal) and reported >= step.goal
     waits = counts.here or reported < quorum(state, step)
     if counts.pending and waits and not reached and not late:
@@ -229,7 +237,7 @@ def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:
         return Verdict(stall.reason, _pending_away(state, step)) if stall else None
     away = _pending_away(state, step)
     lost = tuple(sorted(step.pending - state.removed)) if late else away
-    enough = least(state, step)
+    enough = min_to_commit(state, step)
     if not step.work.is_test and reported < enough:
         return Verdict(f"{reported} of at least {enough} reported", lost)
     return Verdict("", lost)

@@ -1,6 +1,6 @@
-"""When the mask is to be renewed: asked for, at a round, for new labels, or on a jump of the loss.
+"""Rules for refreshing the mask: on request, at a round, for new labels, or on a loss jump.
 
-Pure: looks at the state alone, and answers with the reason, for people, or with nothing.
+Pure functions of RunState. They return the reason as text, or an empty string.
 """
 
 from statistics import median
@@ -9,12 +9,12 @@ from ssfl.method.schedule import parse_rounds, sparsity_at
 from ssfl.method.strategies.contract import Work
 from ssfl.server.run.state import RunState
 
-USUAL_ROUNDS = 5  # whose median loss is the usual one
-LEAST_ROUNDS = 3
+USUAL_ROUNDS = 5  # the usual loss is the median of this many rounds
+MIN_ROUNDS = 3  # before a jump can be detected
 
 
 def has_mask(state: RunState) -> bool:
-    """Tell whether a mask was agreed that may be renewed; that of a warm-up is none."""
+    """Return True if there is an agreed mask to refresh (the all-ones mask of a warm-up is not)."""
     settings = state.settings
     if settings.strategy != "ssfl" or settings.criterion == "client-random":
         return False
@@ -22,19 +22,19 @@ def has_mask(state: RunState) -> bool:
 
 
 def no_round_left(state: RunState) -> bool:
-    """Tell whether no round will begin any more that could use a new mask."""
+    """Return True if no further round could use a new mask."""
     training = state.step is not None and state.step.work is Work.TRAIN
     return state.rounds_done + training >= state.settings.rounds or bool(state.end_reason)
 
 
 def refresh_due(state: RunState) -> str:
-    """Return why the mask is to be renewed before the next round; empty if it is not."""
+    """Return why the mask is due for a refresh before the next round; empty if it is not."""
     settings, done = state.settings, state.rounds_done
     if not has_mask(state) or done >= settings.rounds or state.end_reason:
         return ""
     if state.refresh_asked:
         return "asked for by the operator"
-    if done == state.masked_round:  # it is new
+    if done == state.masked_round:  # the mask is new
         return ""
     if done in parse_rounds(settings.refresh_rounds):
         return f"before round {done}, as set"
@@ -52,16 +52,17 @@ def refresh_due(state: RunState) -> str:
 
 
 def _new_labels(state: RunState) -> list[int]:
-    present = [client for client in state.ready if client not in state.lost]  # who can be asked
+    present = [client for client in state.ready if client not in state.lost]
     here = {label for client in present for label in state.members[client].labels}
     return sorted(here - state.known_labels) if state.known_labels else []
 
 
 def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
-    if len(losses) <= LEAST_ROUNDS:
+    if len(losses) <= MIN_ROUNDS:
         return ""
     *before, now = losses
     usual = median(before[-USUAL_ROUNDS:])
-    if usual < 0 or now <= usual or now < factor * usual:  # a factor of less than nothing is less
+    # A multiple of a negative loss is lower, so a negative usual loss never counts as a jump.
+    if usual < 0 or now <= usual or now < factor * usual:
         return ""
     return f"the mean client loss rose to {now:.3g}, usual was {usual:.3g}"

@@ -1,8 +1,8 @@
-"""The state of a run: a value, made by folding facts. No I/O, no clock.
+"""The state of a run: an immutable value, the fold of its facts. No I/O, no clock.
 
 Sentences that begin with INVARIANT hold in every state that `apply` and the machine can reach.
-tests/server/run/test_invariants.py quotes each of them and checks it after every event of
-hundreds of random runs.
+tests/server/invariants.py quotes each of them; the tests check it after every event of hundreds of
+random runs.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ from ssfl.server.run import facts
 
 
 class Phase(StrEnum):
-    """What a run is doing, as people see it."""
+    """The phase of a run, as shown to users."""
 
     GATHERING = "gathering"
     SCORE = "score"
     TRAIN = "train"
     EVALUATE = "evaluate"
     PERSONALIZE = "personalize"
-    WAITING = "waiting"  # too few clients are here to go on
-    PAUSED = "paused"  # by an operator, and nothing is under way any more
+    WAITING = "waiting"  # too few clients are present to continue
+    PAUSED = "paused"  # by an operator, with no open step
     FINISHED = "finished"
     STOPPED = "stopped"  # finished early, by an operator
 
@@ -34,7 +34,7 @@ class Member:
 
     client: ClientId
     session: int  # INVARIANT: no two members have the same session.
-    token: str  # owns the name; empty: the next token that joins will own it
+    token: str  # owner of the name; empty: the next token that joins owns it
     num_samples: int
     manifest_digest: str
     fingerprint: str
@@ -46,7 +46,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Counts over the cohort of a step, kept up to date by `apply`, so that no event walks it.
+    """Counts over the cohort of a step, updated by `apply` so that no event walks the cohort.
 
     INVARIANT: the counts of a step equal those of a walk over its cohort (`count_step`).
     """
@@ -89,7 +89,7 @@ class Step:
 
     @property
     def weights(self) -> Mapping[ClientId, int]:
-        """What each client weighs in the mean."""
+        """The weight of each client in the mean."""
         return dict.fromkeys(self.cohort, 1) if self.equal_weights else self.cohort
 
     @property
@@ -99,11 +99,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Why a run cannot go on with the clients that are here."""
+    """Why a run cannot continue with the clients that are present."""
 
     reason: str
     missing: tuple[ClientId, ...]
-    unblock: str  # what would let it go on
+    unblock: str  # what would let the run continue
     since_s: float
 
 
@@ -111,18 +111,18 @@ class Stall:
 class Best:
     """The best model so far, by all clients' evaluation."""
 
-    step: int  # whose result it is
+    step: int  # the step that produced it
     rounds_done: int
     mask_epoch: int
     mask_digest: str
     base_digest: str
-    accuracy: float | None  # pooled; None if the task has none: then by loss
+    accuracy: float | None  # pooled; None if the task has none, then the loss decides
     loss: float
-    chosen_on: str  # validation or test: the split that was looked at
-    clients: tuple[ClientId, ...]  # who tested it, sorted
+    chosen_on: str  # validation or test: the split that decided
+    clients: tuple[ClientId, ...]  # the clients that tested it, sorted
 
     def beats(self, other: "Best") -> bool:
-        """Tell whether this one is better; what was validated beats what was only tested."""
+        """Return True if this model is better; a validated model beats one that was only tested."""
         if self.chosen_on != other.chosen_on:
             return self.chosen_on == "validation"
         if self.accuracy is None or other.accuracy is None:
@@ -132,7 +132,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Everything the run knows. The last block is not journalled: it starts anew after a crash."""
+    """All knowledge of the run. The last block is not journalled and is reset by a restart."""
 
     settings: RunSettings
     run_id: str = ""
@@ -147,24 +147,24 @@ class RunState:
     mask_digest: str = ""
     num_kept: int = 0
     base_digest: str = ""
-    model_step: int = 0  # the step whose result mask and base are; 0: the beginning
+    model_step: int = 0  # the step that produced mask and base; 0: none yet
     # The clients that were ready when the run started; empty before that.
     # INVARIANT: founders are set once.
     founders: tuple[ClientId, ...] = ()
     # INVARIANT: rounds_done grows by one with each committed TRAIN step, and never otherwise.
     rounds_done: int = 0
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation of all clients
-    attempt: int = 0  # how often the coming step was void
+    attempt: int = 0  # how often the next step was void
     last_step: int = 0
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
     masked_round: int = 0  # rounds_done when the newest mask was agreed
     refresh_asked: bool = False
-    paused_at: float | None = None  # unix seconds; None: it is not paused
+    paused_at: float | None = None  # unix seconds; None: not paused
     known_labels: frozenset[int] = frozenset()  # of clients that were asked about a mask
     losses: tuple[float, ...] = ()  # mean client loss of the newest rounds under this mask
     best: Best | None = None
     evaluations_since_best: int = 0
-    end_reason: str = ""  # why the run ends before its last round; empty: it does not
+    end_reason: str = ""  # why the run ends early; empty: it does not
     personalized: bool = False
     # Step and digest of the newest upload of every client that counted.
     # INVARIANT: no counted upload belongs to a later step than the model's.
@@ -178,14 +178,14 @@ class RunState:
     removed: frozenset[ClientId] = frozenset()
     # INVARIANT: num_ready is the length of `ready`.
     num_ready: int = 0
-    share_lost: float | None = None  # of the clients asked of late; None: nothing is known yet
+    share_lost: float | None = None  # recent share of lost clients; None: not known yet
 
     lost: frozenset[ClientId] = frozenset()
     newcomer_s: float = 0.0  # when a client last became ready
     step_began_s: float = 0.0
     asked_s: float = 0.0  # when clients were last asked in this step
     stall: Stall | None = None
-    draining: bool = False  # the coordinator is being stopped
+    draining: bool = False  # the coordinator is shutting down
 
     @property
     def phase(self) -> Phase:
@@ -199,12 +199,12 @@ class RunState:
 
     @property
     def paused(self) -> bool:
-        """Whether an operator wants nothing new to begin."""
+        """Whether an operator has paused the run."""
         return self.paused_at is not None
 
     @property
     def loss_rate(self) -> float:
-        """The share of asked clients that will not report: as set at first, then as seen."""
+        """The expected share of clients that will not report: first as set, then as observed."""
         return 1 - 1 / self.settings.over_selection if self.share_lost is None else self.share_lost
 
     @property

@@ -1,17 +1,17 @@
-"""What a run waits for, in words; what each client does, and how long the run will take."""
+"""Texts for users: what a run waits for, the state of each client, the remaining time."""
 
 from datetime import UTC, datetime
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run.state import Phase, RunState
 
-QUIET_S = 15.0  # with neither --clients nor `ssfl start`: begin after so long without a newcomer
-NAMES = 5  # shown; the rest is counted
+QUIET_S = 15.0  # without --clients and `ssfl start`, start after this long without a new client
+NAMES = 5  # names shown; the others are counted
 STATES = ("working", "waiting", "reported", "lost", "left", "removed")  # of a client
 
 
 def waiting_for(state: RunState, now_s: float) -> str:
-    """Say in a sentence what the run waits for; empty if nothing."""
+    """Return what the run waits for, as text; empty if nothing."""
     if state.finished:
         return ""
     if state.draining and state.step is None:
@@ -19,7 +19,7 @@ def waiting_for(state: RunState, now_s: float) -> str:
     if state.paused_at is not None and state.step is None:
         return _resume(state, state.paused_at)
     if state.stall:
-        absent = named(state, state.stall.missing) or "nobody known"
+        absent = named(state, state.stall.missing) or "no known client"
         return f"{state.stall.reason} (missing: {absent}); it takes {state.stall.unblock}"
     if state.phase is Phase.GATHERING:
         return _gathering(state, now_s)
@@ -32,7 +32,7 @@ def waiting_for(state: RunState, now_s: float) -> str:
 
 
 def named(state: RunState, clients: "tuple[ClientId, ...] | list[ClientId]") -> str:
-    """Return some names, each with what keeps it away."""
+    """Return the first names, each with why the client is away."""
     names = ", ".join(_named(state, client) for client in clients[:NAMES])
     more = len(clients) - NAMES
     return f"{names} and {more} more" if more > 0 else names
@@ -49,7 +49,7 @@ def _named(state: RunState, client: ClientId) -> str:
 def _resume(state: RunState, paused_at: float) -> str:
     since = f"{datetime.fromtimestamp(paused_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
-    return f"an operator: paused since {since}, `ssfl resume` lets it go on{joined}"
+    return f"an operator: paused since {since}, continue with `ssfl resume`{joined}"
 
 
 def _gathering(state: RunState, now_s: float) -> str:
@@ -80,9 +80,9 @@ def client_state(state: RunState, client: ClientId) -> str:
 
 
 def seconds_left(state: RunState, pace: float | None) -> float | None:
-    """Return how long the run will take from here on, at the pace of so many seconds a round.
+    """Return the remaining seconds of the run; `pace` is the seconds per round.
 
-    None if nobody can know: no round is done yet, or the run stands still.
+    None if unknown: no round is done yet, or the run is paused or stalled.
     """
     if pace is None or state.finished or state.paused or state.stall:
         return None

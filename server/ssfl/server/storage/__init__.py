@@ -1,4 +1,4 @@
-"""What survives a crash: journal, models, uploads on disk.
+"""Durable storage: journal, models and uploads on disk.
 
-No other room handles a path of the state directory.
+No other package handles paths of the state directory.
 """

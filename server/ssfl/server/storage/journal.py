@@ -1,18 +1,19 @@
-"""An append-only file of records; what was acknowledged is in it.
+"""An append-only file of records. Every acknowledged record is in it.
 
     file    := magic "SSFLJRN1" , record*
     record  := length u32 , crc32 u32 (of the body) , crc32 u32 (of the 8 bytes before) , body
                                                                                 little-endian
 
-`append` returns after fsync; if it fails, the file is as it was before. A tail cut short by a
-crash is dropped when the file is opened; damage anywhere else is refused, since everything behind
-it was acknowledged. (The head has a checksum of its own: a damaged length would otherwise pass
-for a record that was cut short.)
+`append` returns after fsync. If it fails, the file is unchanged. Opening the file truncates a torn
+tail left by a crash. Damage anywhere else is an error, since every record behind it was
+acknowledged. The head has a checksum of its own, because a damaged length would look like a torn
+record.
 
-Fencing: who opens a journal takes it over. The file is renamed, read, and copied to a new one
-under the old name. Whoever had it open finds, after writing and before acknowledging, that the
-name belongs to another file, and must stop: either the new owner has read the record, or nobody
-was told that it counts. This holds on any file system with atomic renames, also across machines.
+Fencing: opening a journal takes ownership of it. The file is renamed, read, and copied to a new
+file under the old name. After each write, and BEFORE acknowledging it, the previous owner checks
+that the name still belongs to its file, and stops if it does not. So a record was either read by
+the new owner, or never acknowledged. This works on any file system with atomic renames, also
+across machines.
 """
 
 import contextlib
@@ -32,30 +33,30 @@ from ssfl.durable.files import sync_directory
 from ssfl.server.errors import Fenced, StateError, StateGone
 
 MAGIC = b"SSFLJRN1"
-TAKEN = ".taken"  # ends the name of a journal that somebody is taking over
-NEW = ".new"  # ends the name of one that is being written
-MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer one is damage
+TAKEN = ".taken"  # suffix of a journal that is being taken over
+NEW = ".new"  # suffix of a journal that is being written
+MAX_RECORD_BYTES = 1 << 26  # a step of 100,000 clients; a longer record is damage
 _BLOCK_BYTES = 1 << 20
 _SUMMED = struct.Struct("<II")  # length, crc32 of the body
-_HEAD = struct.Struct("<III")  # and the crc32 of those two
+_HEAD = struct.Struct("<III")  # length, crc32 of the body, crc32 of these two fields
 
 
 class Journal:
     """An open journal."""
 
     def __init__(self, path: Path, checked_bytes: int = 0) -> None:
-        """Open or create `path`, cutting a torn tail; raise StateError if it is damaged.
+        """Open or create `path` and truncate a torn tail; raise StateError if it is damaged.
 
         The first `checked_bytes` are known to be sound (snapshot.py).
         """
         self.path = path
         self._file, self.cut_bytes = _take_over(path, checked_bytes)
-        self.num_bytes = self._file.seek(0, os.SEEK_END)  # on disk, all of it records
+        self.num_bytes = self._file.seek(0, os.SEEK_END)  # all on disk, without a torn tail
         self._is_torn = False  # by a write that failed
 
     @property
     def records(self) -> list[bytes]:
-        """All of them, read from the file: for a journal that is known to be short."""
+        """All records, read from the file. Only for short journals."""
         return [body for _, body in records_of(self.path)]
 
     def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -73,7 +74,7 @@ class Journal:
             self._write(bodies)
         except OSError:
             self._is_torn = True
-            with contextlib.suppress(OSError):  # else before the next write
+            with contextlib.suppress(OSError):  # if this fails, the next write repairs it
                 self._mend()
             raise
         self.num_bytes = self._file.tell()
@@ -81,10 +82,9 @@ class Journal:
         self.check_ours()
 
     def check_ours(self) -> None:
-        """Raise Fenced if another coordinator has taken the journal over, StateGone if it is gone.
+        """Raise Fenced if another coordinator took over the journal, StateGone if it is gone.
 
-        A coordinator that takes it over leaves no moment without a file: the journal is there, or
-        the one that it was renamed to.
+        During a takeover, the journal exists under its own name or under its temporary name.
         """
         if not self._is_ours():
             if not holds_journal(self.path) and not self.path.exists():
@@ -131,7 +131,7 @@ class JournalFile:
 
     @property
     def num_bytes(self) -> int:
-        """The length of the file, with a torn tail; 0 if there is none."""
+        """The length of the file, torn tail included; 0 if there is no file."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -139,7 +139,7 @@ class JournalFile:
         return records_of(self.path, start, stop)
 
     def crc32(self, start: int, stop: int, before: int = 0) -> int:
-        """Return the CRC-32 of some bytes, continued from that of the bytes `before` them."""
+        """Return the CRC-32 of a range of bytes, continued from that of the bytes `before`."""
         with self.path.open("rb") as file:
             file.seek(start)
             while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
@@ -149,14 +149,14 @@ class JournalFile:
 
 
 def read_journal(path: Path) -> tuple[list[bytes], int]:
-    """Return the records of a journal that may be in use, and the bytes of a torn tail.
+    """Return the records of a journal that may be in use, and the length of its torn tail.
 
-    Nothing is changed; raise StateError if it is damaged, FileNotFoundError if there is none.
+    The file is not changed. Raise StateError if it is damaged, FileNotFoundError if missing.
     """
     taken = _abandoned(path)
     try:
         return _read(path)
-    except FileNotFoundError:  # somebody is taking it over, or was cut short in that
+    except FileNotFoundError:  # a takeover is in progress or was interrupted
         return _read(taken[-1] if taken and taken[-1].exists() else path)
 
 
@@ -165,17 +165,17 @@ def _read(path: Path) -> tuple[list[bytes], int]:
     for end, body in records_of(path):
         sound = end
         records.append(body)
-    return records, max(0, size - sound)  # more may have been written meanwhile
+    return records, max(0, size - sound)  # records may have been appended since
 
 
 def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:
-    """Make the journal ours; return its file and how many bytes of a torn tail were cut."""
+    """Take ownership of the journal; return its file and the length of the torn tail cut off."""
     if not path.exists():
         abandoned = _abandoned(path)
         if not abandoned:
             return _create(path, [MAGIC]), 0
-        abandoned[-1].rename(path)  # a start that was cut short between its two renames
-    sound = _sound_bytes(path, checked_bytes)  # a damaged one stays where it is
+        abandoned[-1].rename(path)  # a takeover was interrupted between its two renames
+    sound = _sound_bytes(path, checked_bytes)  # a damaged journal keeps its name
     taken = path.with_name(f"{path.name}.{time.time_ns()}{TAKEN}")
     path.rename(taken)
     failpoint("journal.taken")
@@ -188,12 +188,12 @@ def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:
 
 
 def holds_journal(path: Path) -> bool:
-    """Tell whether there is a journal, be it one that a start was cut short in taking over."""
+    """Return True if there is a journal, or one left by an interrupted takeover."""
     return path.exists() or bool(_abandoned(path))
 
 
 def _abandoned(path: Path) -> list[Path]:
-    """Return what starts that were cut short left behind, the newest last."""
+    """Return the files that interrupted takeovers left behind, the newest last."""
     return sorted(path.parent.glob(f"{path.name}.*{TAKEN}"))
 
 
@@ -205,10 +205,10 @@ def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
 
 
 def _create(path: Path, data: Iterable[bytes]) -> FileIO:
-    """Write a journal under a name of its own, give it the right one; return it, open."""
+    """Write a journal under a temporary name, rename it to `path`, and return the open file."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{NEW}")
     file = temporary.open("w+b", buffering=0)
-    os.fchmod(file.fileno(), 0o600)  # it holds what clients prove their names with
+    os.fchmod(file.fileno(), 0o600)  # it holds the tokens of clients
     try:
         for block in data:
             view = memoryview(block)
@@ -221,7 +221,7 @@ def _create(path: Path, data: Iterable[bytes]) -> FileIO:
     except BaseException:
         file.close()
         raise
-    for left in path.parent.glob(f"{path.name}.*{NEW}"):  # by starts that were cut short
+    for left in path.parent.glob(f"{path.name}.*{NEW}"):  # by interrupted starts
         left.unlink(missing_ok=True)
     return file
 
@@ -235,10 +235,10 @@ def _sound_bytes(path: Path, checked_bytes: int) -> int:
 
 
 def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield where each record ends, and its body, one at a time; a torn tail ends them.
+    """Yield the end position and the body of each record, up to a torn tail.
 
-    From byte `start` on, where a record begins, to `stop`. Raise StateError where the file is
-    damaged.
+    Read from byte `start`, where a record begins, to byte `stop`. Raise StateError where the file
+    is damaged.
     """
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -254,7 +254,7 @@ def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[
                 at += len(head) + length
                 yield at, body
             elif _is_empty(file):
-                return  # nothing behind it: the last write, cut short, or space never written
+                return  # no data behind it: a torn last write, or space never written
             else:
                 raise StateError(
                     f"{path} is damaged at byte {at}: restore it from a backup, "
@@ -263,7 +263,7 @@ def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[
 
 
 def _is_empty(file: BinaryIO) -> bool:
-    """Tell whether the rest of a file is zeros, or nothing."""
+    """Return True if the rest of a file is empty or zeros."""
     return not any(any(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
 
 

@@ -1,4 +1,4 @@
-"""A vector of the state directory that is read when it is needed and can be dropped from memory."""
+"""A vector in the state directory, read on first use, that can be released from memory."""
 
 import threading
 from collections.abc import Callable

@@ -1,18 +1,18 @@
-"""The model in the state directory: written whole, synced, then named by the journal.
+"""Model files in the state directory. The journal names a file only after it is synced.
 
 manifest-<digest>.json  the run's manifest
-initial-<digest>.f32    initial vector: also where it follows from the seed, which takes longer
+initial-<digest>.f32    initial vector, also if it could be rebuilt from the seed (slower)
 mask-<epoch>.bin        packed mask bits
-scored-<epoch>.f32      the whole model a mask was agreed on, if it is not the initial one
+scored-<epoch>.f32      the whole model a mask was agreed on, if not the initial one
 values-<step>.f32       kept values after the step
-change-<step>.bin       of a lossy run: the change that led to them, behind its SHA-256
+change-<step>.bin       lossy runs: the change that led to these values, after its SHA-256
 best-<step>.f32         kept values of the best model so far
 
-The values before the newest stay until the next step: clients hold them, and what they download is
-coded against them, also after a restart. These, older masks and the change are not named by the
-journal: where one is missing or damaged, clients are sent more bytes, never others.
+The values before the newest are kept until the next step: clients hold them, and downloads are
+coded against them, also after a restart. These values, older masks and the change are not named by
+the journal. If one is missing or damaged, clients are sent more bytes, but the same values.
 
-Several clients may describe a model at once and the journal decides for one: files named by
+Several clients may describe a model at once, and the journal decides on one. Files named by
 digest cannot overwrite each other.
 """
 
@@ -49,14 +49,14 @@ class Store:
         self._blobs: Blobs = FileBlobs(root)
 
     def save_initial(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
-        """Store what every later step starts from."""
+        """Store the manifest and the initial vector."""
         self._blobs.put(_manifest(manifest.digest.hex()), manifest.json)
         self._blobs.put(_initial(values_digest(initial).hex()), values_only.encode(initial))
 
     def lean(self, state: ModelState) -> ModelState:
-        """Return a state that is stored here with its whole vectors left on disk.
+        """Return a stored state whose whole vectors can be released from memory.
 
-        They are at hand as long as they are in the state given, until it is released.
+        Vectors that `state` holds stay in memory until `release()`.
         """
         manifest, digest, epoch = state.manifest, state.initial_digest, state.mask_epoch
         if not isinstance(state.start, StoredVector):
@@ -87,9 +87,9 @@ class Store:
         self._blobs.put(f"values-{step}.f32", values_only.encode(state.values))
 
     def keep_best(self, step: int) -> None:
-        """Keep the values of a step, as the best so far, from being dropped."""
+        """Keep the values of a step as the best so far."""
         best = f"best-{step}.f32"
-        if not self._holds(best):  # else it was kept before a crash
+        if not self._holds(best):  # it may have been kept before a crash
             self._blobs.put(best, self._blobs.read(f"values-{step}.f32"))
         self._drop_below("best", step)
 
@@ -98,7 +98,7 @@ class Store:
         return self._holds(f"best-{best.step}.f32")
 
     def mend_best(self, best: Best) -> bool:
-        """Copy the values of the best model again if the copy is damaged; return True if done.
+        """Copy the values of the best model again if the copy is damaged; return True if copied.
 
         Raise StateError if the values of its step are no longer here.
         """
@@ -119,7 +119,7 @@ class Store:
         )
 
     def holds_something(self) -> bool:
-        """Return True if model files are here: then there must be a journal that names them."""
+        """Return True if model files are here, which implies that a journal must exist."""
         patterns = ("manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin")
         names = self._blobs.names()
         return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
@@ -130,15 +130,16 @@ class Store:
         return max(self._numbers("values"), default=0)
 
     def drop_older(self, step: int, epoch: int) -> None:
-        """Forget what nobody asks for any more; call it when the journal names a newer step."""
+        """Delete files that are no longer needed; call it AFTER the journal names a newer step."""
         self._drop_below("values", self._step_before(step) or step)
         self._drop_below("change", step)
         self._drop_below("scored", epoch)
 
     def load_earlier(self, step: int, model: ModelState, *, renewed: bool) -> list[ModelState]:
-        """Return the models before the one of `step` that clients may hold, oldest first.
+        """Return the earlier models that clients may hold, oldest first.
 
-        That is the mask before, and the values before; with `renewed`, they are of the mask before.
+        These are the previous mask and the previous values. With `renewed`, the previous values
+        belong to the previous mask.
         """
         assert model.mask is not None
         masks = (self._mask(epoch, model) for epoch in range(model.mask_epoch - 1, 0, -1))
@@ -153,7 +154,7 @@ class Store:
         ]
 
     def load_change(self, step: int) -> memoryview | None:
-        """Return the coded change that a lossy step made; None if it is not here, or damaged."""
+        """Return the coded change of a lossy step; None if it is missing or damaged."""
         try:
             data = memoryview(self._blobs.read(f"change-{step}.bin"))
         except FileNotFoundError:
@@ -162,7 +163,7 @@ class Store:
         return change if hashlib.sha256(change).digest() == digest else None
 
     def _mask(self, epoch: int, model: ModelState) -> Mask | None:
-        """Return an older mask, if there is one that fits the model."""
+        """Return an older mask; None if it is missing or does not fit the model."""
         try:
             bits = self._blobs.read(f"mask-{epoch}.bin")
             return Mask(bytes(bits), model.manifest.num_masked)
@@ -181,7 +182,7 @@ class Store:
         return values_only.decode(data, count) if fits else None
 
     def _step_before(self, step: int) -> int:
-        """Return the step whose values came before those of `step`; 0 if they are not here."""
+        """Return the newest step before `step` whose values are here; 0 if there is none."""
         return max((n for n in self._numbers("values") if n < step), default=0)
 
     def load_manifest(self, digest: str) -> Manifest:
@@ -189,7 +190,7 @@ class Store:
         return Manifest.from_json(bytes(self._read(_manifest(digest), digest)))
 
     def load_initial(self, manifest: Manifest, digest: str) -> npt.NDArray[np.float32]:
-        """Return the initial vector, rebuilt from the seed if its file is not here, or damaged."""
+        """Return the initial vector; rebuild it from the seed if its file is missing or damaged."""
         try:
             return self._read_vector(_initial(digest), digest)
         except StateError:
@@ -228,7 +229,7 @@ class Store:
         return replace(state, mask=mask, mask_epoch=epoch, values=values)
 
     def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytearray:
-        """Return the file whose SHA-256, behind `prefix`, is the one the journal names."""
+        """Return a file; its SHA-256, with `prefix` before it, must be the one in the journal."""
         with self._found(name):
             data = self._blobs.read(name)
         hashed = hashlib.sha256(prefix)
@@ -237,10 +238,10 @@ class Store:
         return data
 
     def _read_vector(self, name: str, digest: str) -> npt.NDArray[np.float32]:
-        """Return the values of such a file, for the caller to change."""
+        """Return the values of a file; its SHA-256 must be the one in the journal."""
         with self._found(name):
             data = self._blobs.read(name)
-        whole = len(data) // 4 * 4  # a file that was cut short does not match
+        whole = len(data) // 4 * 4  # a truncated file does not match
         vector = np.frombuffer(data, dtype="<f4", count=whole // 4).astype(np.float32, copy=False)
         self._check(name, values_digest(vector).hex() if whole == len(data) else "", digest)
         return vector
@@ -249,7 +250,7 @@ class Store:
         return name in self._blobs.names(name)
 
     def _numbers(self, kind: str) -> dict[int, str]:
-        """Return the steps or epochs of which there is a file of a kind, with its name."""
+        """Return the file names of a kind by step or epoch."""
         names = self._blobs.names(f"{kind}-")
         return {int(name.split("-")[1].split(".")[0]): name for name in names}
 

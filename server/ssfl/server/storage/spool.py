@@ -1,16 +1,16 @@
-"""Uploads on their way in: one file per client and step, verified whole before they count.
+"""The spool: one file per client and step, completely verified before it counts.
 
-spool/<step>/<client>.<digest>.part    being received; its length is where to resume
-spool/<step>/<client>.<digest>.*.plain its values, where it is coded: being decoded and verified
-spool/<step>/<client>.<digest>.bin     its values, verified and synced; count if the journal says so
+spool/<step>/<client>.<digest>.part    being received; its length is the offset to resume at
+spool/<step>/<client>.<digest>.*.plain values of a coded upload, being decoded and verified
+spool/<step>/<client>.<digest>.bin     verified and synced values; count once journalled
 
 accepted/<step>/<client>.<digest>.bin  with --keep-uploads: those that counted, for `ssfl audit`,
 accepted/<step>/SHA256SUMS             and their digests, as sha256sum writes them
 
-The digest is that of the upload as it was sent, by which the journal names it.
+The digest is that of the upload as it was sent, which is also its name in the journal.
 
-A step's folder disappears when the step is over, or becomes that of its accepted uploads; an upload
-under way then finds no place to go.
+When a step is over, its folder is deleted or becomes the folder of its accepted uploads. An upload
+still in progress then fails.
 """
 
 import os
@@ -32,29 +32,29 @@ class Spool:
     """The spool directory."""
 
     def __init__(self, root: Path, accepted: Path | None = None) -> None:
-        """Receive uploads under `root`; keep those that counted under `accepted`, if it is given.
+        """Receive uploads under `root`; keep counted uploads under `accepted`, if given.
 
         Both must be on one file system.
         """
         self.root = root
         self._accepted = accepted
-        self._named = -1  # the step whose folder is known to outlast a power cut
+        self._named = -1  # the step whose folder is synced
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all files that are here now."""
+        """The size of all files in the spool."""
         return folder_bytes(self.root)
 
     @property
     def is_empty(self) -> bool:
-        """True if no upload is here, not even a part of one."""
+        """True if the spool holds no upload, not even a partial one."""
         return not any(self.root.glob("*/*"))
 
     def part(self, step: int, client: ClientId, digest: bytes) -> PartialUpload:
-        """Return the file of an upload in progress; an unfinished other upload is dropped."""
+        """Return the file of an upload in progress; drop an unfinished other one of the client."""
         folder = self.root / str(step)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what sites sent, in clear
-        if step != self._named:  # else a file in it could be synced and still be gone
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # uploads are not encrypted
+        if step != self._named:  # or a power cut could lose a synced file with its folder
             sync_directory(self.root)
             sync_directory(self.root.parent)
             self._named = step
@@ -66,17 +66,17 @@ class Spool:
         return PartialUpload(path)
 
     def stored(self, step: int, client: ClientId, digest: bytes) -> StoredValues:
-        """Return the values of an upload that was kept."""
+        """Return the values of a kept upload."""
         return StoredValues(self.root / str(step) / stored_name(client, digest.hex()))
 
     def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
-        """Return up to `count` values of an upload that was kept, from number `start` on."""
+        """Return up to `count` values of a kept upload, from value number `start`."""
         return self.stored(step, client, digest).read(start, count)
 
     def keep(self, part: PartialUpload, values: StoredValues) -> None:
-        """Make verified values permanent: synced, then under their final name.
+        """Make verified values permanent: sync them, then rename them to their final name.
 
-        `values` are `part.values`, or were decoded from the part into a file of their own.
+        `values` is `part.values`, or a file of its own into which the part was decoded.
         """
         path, folder = part.path, part.path.parent
         failpoint("spool.verified")
@@ -86,22 +86,22 @@ class Spool:
         values.path.rename(path.with_suffix(".bin"))
         failpoint("spool.renamed")
         part.drop()
-        for left in _named(folder, f"{path.stem}.", ".plain"):  # by a call that was cut off
+        for left in _named(folder, f"{path.stem}.", ".plain"):  # by an interrupted call
             left.unlink(missing_ok=True)
         sync_directory(folder)
         failpoint("spool.kept")
 
     def set_aside(self, step: int, counted: Mapping[ClientId, str]) -> None:
-        """Keep a committed step's uploads from being dropped, if they are to be kept.
+        """Move the uploads of a committed step to the accepted ones, with `--keep-uploads`.
 
-        The folder moves whole or not at all: call it again after a crash.
+        The move is atomic; call it again after a crash.
         """
         folder = self.root / str(step)
         if self._accepted is None or not counted or not folder.exists():
             return
         target = self._accepted / str(step)
         if target.exists():
-            return  # it was moved before; what is in the spool came too late
+            return  # already moved; files in the spool arrived too late
         names = {stored_name(client, digest) for client, digest in counted.items()}
         for file in folder.iterdir():
             if file.name not in names:
@@ -116,11 +116,11 @@ class Spool:
         sync_directory(self._accepted)
 
     def forget(self, step: int, client: ClientId, digest: bytes) -> None:
-        """Drop an upload that was kept and does not count after all."""
+        """Drop a kept upload that does not count after all."""
         self.stored(step, client, digest).drop()
 
     def drop_through(self, step: int) -> None:
-        """Forget a step's uploads, and what came too late for the steps before it."""
+        """Delete the uploads of a step and of all steps before it."""
         failpoint("spool.drop")
         for folder in self.root.glob("*"):
             if folder.name.isdigit() and int(folder.name) <= step:
@@ -128,7 +128,7 @@ class Spool:
         failpoint("spool.dropped")
 
     def drop_others(self, step: int) -> None:
-        """Forget what steps other than `step` left behind, and what was half decoded in it."""
+        """Delete the files of other steps, and partly decoded values of `step`."""
         for folder in self.root.glob("*"):
             if folder.name != str(step):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -136,14 +136,14 @@ class Spool:
             left.unlink()
 
     def drop_clients_but(self, client: ClientId, step: int) -> None:
-        """Forget what other clients left behind in a step that only this one is asked in."""
+        """Delete partial uploads of other clients in a step that asks only this client."""
         for path in (self.root / str(step)).glob("*.part"):
             if path.stem.rpartition(".")[0] != client:
                 path.unlink(missing_ok=True)
 
 
 def _named(folder: Path, begin: str, end: str) -> list[Path]:
-    """Return the files with such names; `glob` would compile and keep a pattern for each."""
+    """Return the files with this prefix and suffix; `glob` would cache a pattern for each."""
     names = (entry.name for entry in os.scandir(folder))
     return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
@@ -163,12 +163,12 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def stored_name(client: ClientId, digest: str) -> str:
-    """Return the file name of an upload that was kept."""
+    """Return the file name of a kept upload."""
     return f"{client}.{digest[:16]}.bin"
 
 
 def check_stored(values: StoredValues, stored: str) -> None:
-    """Raise StateError unless an accepted upload is as it was when it was acknowledged."""
+    """Raise StateError unless an accepted upload is unchanged since it was acknowledged."""
     mend = "restore the state directory from a backup, or use --fresh to begin again"
     try:
         if stored and values.digest().hex() != stored:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# What a state directory holds; all other files in it are not ours.
+# The files of a run; other files in the directory are left alone.
 OURS = (
     "journal*", "manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin", "snapshot*",
     "ledger.csv", "spool", "accepted", "session-key",
@@ -50,11 +50,14 @@ class StateDirectory:
         return self.root / "session-key"
 
     def move_aside(self) -> Path | None:
-        """Move the run in the directory next to it, or into a folder of it; return where."""
+        """Move the run to a folder next to the directory, or inside it; return the folder."""
         state_dir = self.root.resolve()
         entries = sorted(
             {entry for pattern in OURS for entry in state_dir.glob(pattern)},
-            key=lambda entry: (entry.name == "journal", entry.name),  # last: a crash leaves it
+            key=lambda entry: (
+                entry.name == "journal",
+                entry.name,
+            ),  # last: a crash leaves the journal in place
         )
         if not entries:
             return None
@@ -63,7 +66,7 @@ class StateDirectory:
         try:
             target.mkdir(parents=True)
             entries[0].rename(target / entries[0].name)
-        except OSError:  # a mount point, or nothing may be written beside it
+        except OSError:  # a mount point, or the parent is not writable
             with contextlib.suppress(OSError):
                 target.rmdir()
             target = state_dir / f"before.{stamp}"

@@ -1,7 +1,7 @@
-"""Files of uploads: bytes that are being received, and values that are checked or stored.
+"""Files of uploads: bytes being received, and values being checked or stored.
 
-No other room opens these files. It holds one of the objects below, which read and write in blocks,
-so that memory does not grow with an upload.
+Other packages do not open these files; they use the objects below, which read and write in blocks,
+so that memory does not grow with the size of an upload.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ import numpy.typing as npt
 from ssfl.codec import values_only
 from ssfl.codec.errors import DigestMismatch
 from ssfl.durable.failpoints import failpoint
-from ssfl.method.norm_clip import BLOCK  # the blocks that are read here decide the bits of a norm
+from ssfl.method.norm_clip import BLOCK  # the block size affects the bits of a norm
 
 Vector = npt.NDArray[np.float32]
-Block = tuple[int, Vector]  # the place of its first value, and the values
+Block = tuple[int, Vector]  # the position of the first value, and the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class UploadFile:
 
     @property
     def num_bytes(self) -> int:
-        """The length of the file; FileNotFoundError if it was dropped."""
+        """The length of the file; raises FileNotFoundError if it was dropped."""
         return self.path.stat().st_size
 
     def digest(self) -> bytes:
@@ -60,7 +60,7 @@ class StoredValues(UploadFile):
     """float32 values in a file."""
 
     def read(self, start: int, count: int) -> Vector:
-        """Return up to `count` values from value number `start` on."""
+        """Return up to `count` values from value number `start`."""
         values = np.fromfile(self.path, dtype="<f4", count=count, offset=4 * start)
         return values.astype(np.float32, copy=False)
 
@@ -72,15 +72,15 @@ class StoredValues(UploadFile):
 
 @dataclass(frozen=True, slots=True)
 class PartialUpload(UploadFile):
-    """An upload as it was sent, up to the last chunk so far."""
+    """An upload as it was sent, up to the last chunk received."""
 
     @property
     def values(self) -> StoredValues:
-        """The same file, read as values: for an upload that is sent without a code."""
+        """The same file, read as values: for an upload without an encoding."""
         return StoredValues(self.path)
 
     def append(self, data: bytes) -> None:
-        """Append one chunk; FileNotFoundError if the upload was dropped."""
+        """Append one chunk; raise FileNotFoundError if the upload was dropped."""
         failpoint("spool.chunk")
         with open(self.path, "ab", buffering=0, opener=_existing) as file:
             view = memoryview(data)
@@ -89,7 +89,7 @@ class PartialUpload(UploadFile):
         failpoint("spool.chunk-written")
 
     def restart(self) -> None:
-        """Begin again at byte 0 in a new file: another call may still be reading the old one."""
+        """Restart at byte 0 in a new file, since another call may still read the old one."""
         self.drop()
         self.path.touch()
 
@@ -103,8 +103,8 @@ class PartialUpload(UploadFile):
     def stage(self) -> Iterator["StagedValues"]:
         """Yield a new file for the values of this upload; remove it if the block fails.
 
-        Each call has its own: a client that lost its connection may send the upload again while
-        the first call still decodes it.
+        Each call has its own file, since a client that lost its connection may send the upload
+        again while the first call still decodes it.
         """
         path = self.path.with_suffix(f".{secrets.token_hex(4)}.plain")
         try:
@@ -119,7 +119,7 @@ class PartialUpload(UploadFile):
 class StagedValues:
     """Values that are being written."""
 
-    values: StoredValues  # to be read when the file is closed
+    values: StoredValues  # readable after the file is closed
     file: BinaryIO
 
     def write(self, block: Vector) -> None:

@@ -20,7 +20,7 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.errors import StateError
 from ssfl.server.recovery.recompute import BAD, OnUpload, Refold, StepResult, Verdict
 from ssfl.server.recovery.recover import settings_of
-from ssfl.server.recovery.state_dir_check import Told, file_problems, read_state
+from ssfl.server.recovery.state_dir_check import InspectedRun, file_problems, read_state
 from ssfl.server.run.state import RunState, Step
 from ssfl.tools.terminal import console
 
@@ -51,7 +51,7 @@ class AuditConfig:
 class Audit:
     """What was found."""
 
-    told: Told
+    told: InspectedRun
     state: RunState | None  # None: nothing has been written yet
     steps: tuple[StepResult, ...]
     problems: tuple[str, ...]  # with files that the journal names
