@@ -199,3 +199,30 @@ def test_a_refusal_is_counted_under_the_name_of_who_spoke() -> None:
         {"client_id": "ann", "reason": "unknown_client", "count": 1},
         {"client_id": "bob", "reason": "bad_values", "count": 1},
     ]
+
+
+def test_a_client_that_goes_away_while_it_is_answered_is_not_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Gone(Context):
+        async def write(self, _response: Any) -> None:
+            raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+    closed = []
+
+    async def answers(_request: Any, _context: Any) -> AsyncIterator[Any]:
+        try:
+            while True:
+                yield pb.NextTaskResponse()
+        finally:
+            closed.append(True)
+
+    handler = intercepted(
+        grpc.unary_stream_rpc_method_handler(
+            answers, pb.NextTaskRequest.FromString, pb.NextTaskResponse.SerializeToString
+        )
+    )
+    context = Gone()
+    with caplog.at_level(logging.INFO):
+        asyncio.run(handler.unary_stream(pb.NextTaskRequest(), context))
+    assert (closed, context.ended, caplog.records) == ([True], None, [])

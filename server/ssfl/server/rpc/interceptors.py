@@ -117,6 +117,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                         f"no byte of the answer was taken for {self._no_progress_s:g} s: ask "
                         "again, it goes on where it stopped"
                     ) from None
+                except grpc.aio.InternalError as error:  # a batch failed: the client is gone
+                    log.debug("a client went away while it was answered", exc_info=error)
+                    return
 
     async def _abort(self, error: Exception, context: Any, method: str, client: str) -> None:
         code, reason = status_of(error), reason_of(error)
