@@ -103,15 +103,15 @@ class Checker:
             records[:before] == self.facts,
             f"{before} journal records were safe, but now they are others, or gone",
         )
-        told = []
+        lines = []
         for record in records[before:]:
             self.facts.append(record)
             fact = json.loads(record)
             kind = fact["fact"]
             if act := getattr(self, f"_{kind}", None):
                 act(fact)
-            told.append(_line(kind, fact))
-        return told
+            lines.append(_line(kind, fact))
+        return lines
 
     def _ClientJoined(self, fact: dict[str, Any]) -> None:
         client = fact["client"]
@@ -168,7 +168,7 @@ class Checker:
         step = self._open(fact)
         _must(step.closed is None, "a step was closed twice")
         closed = fact["accepted"]
-        _must(len(closed) == len(set(closed)), "somebody is in the closed set twice")
+        _must(len(closed) == len(set(closed)), "a client is in the closed set twice")
         _must(set(closed) == set(step.uploads), "the closed set is not who was accepted")
         for client, digest in self._promised[step.number]:
             _must(
@@ -235,16 +235,16 @@ class Checker:
 
     def acknowledged(self, client: str, step: int, digest: str, outcome: str) -> None:
         """A client received the reply that its upload counts."""
-        told = self._history.get(step)
+        recorded = self._history.get(step)
         _must(
-            told is not None and told.uploads.get(client) == digest,
+            recorded is not None and recorded.uploads.get(client) == digest,
             f"{client} has a receipt ({outcome}) for step {step}, but the journal does not know",
         )
         if step not in self._void:
             self._promised[step].add((client, digest))
-            assert told is not None
-            if told.closed is not None:
-                _must(client in told.closed, f"{client} has a receipt but does not count")
+            assert recorded is not None
+            if recorded.closed is not None:
+                _must(client in recorded.closed, f"{client} has a receipt but does not count")
 
     def joined(self, client: str, session: int) -> None:
         """A client got a session."""
@@ -261,15 +261,18 @@ class Checker:
 
     def paused(self, *, is_paused: bool) -> None:
         """An operator received the reply that the run is paused or resumed."""
-        _must(self.is_paused is is_paused or self.is_finished, "what an operator was told is lost")
+        _must(self.is_paused is is_paused or self.is_finished, "the reply to an operator is lost")
 
     def asked(self, client: str, step: int, work: str, digests: tuple[str, str]) -> None:
         """A client received a task, which must match the journal, as must its model."""
-        told = self._history.get(step)
-        _must(told is not None and told.work == work, f"{client} got {work} that nobody asked for")
-        assert told is not None
-        _must(client in told.weights, f"{client} got a task of step {step} without being asked")
-        if self._step is told:  # else an old task, in transit when the step ended
+        recorded = self._history.get(step)
+        _must(
+            recorded is not None and recorded.work == work,
+            f"{client} got {work} that was not assigned",
+        )
+        assert recorded is not None
+        _must(client in recorded.weights, f"{client} got a task of step {step} without being asked")
+        if self._step is recorded:  # else an old task, in transit when the step ended
             now = (self.model.mask_digest, self.model.base_digest)
             if work == "score":
                 now = (now[0], _scored(self.model))
@@ -311,7 +314,7 @@ def _line(kind: str, fact: dict[str, Any]) -> str:
         case "UploadAccepted":
             return f"step {fact['step']} accepts {fact['client']} {fact['digest'][:8]}"
         case "StepClosed":
-            return f"step {fact['step']} closes with {','.join(fact['accepted']) or 'nobody'}"
+            return f"step {fact['step']} closes with {','.join(fact['accepted']) or 'no client'}"
         case "StepVoided":
             return f"step {fact['step']} is void: {fact['reason']}"
         case "StepCommitted":

@@ -188,7 +188,7 @@ def _fact(fact: facts.Fact) -> str:
             reason = f" ({fact.reason})" if fact.reason else ""
             return (
                 f"step {fact.step} started: {fact.work} round {fact.round_number}{attempt}, "
-                f"{asked or 'nobody'}{reason}{f', goal {fact.goal}' if fact.goal else ''}"
+                f"{asked or 'no client'}{reason}{f', goal {fact.goal}' if fact.goal else ''}"
             )
         case facts.ClientsAdded():
             asked = " ".join(f"{client}:{weight}" for client, weight in fact.cohort.items())
@@ -197,7 +197,7 @@ def _fact(fact: facts.Fact) -> str:
             return f"step {fact.step} has {fact.client}"
         case facts.StepClosed():
             without = f", without {' '.join(fact.missing)}" if fact.missing else ""
-            return f"step {fact.step} closed with {' '.join(fact.accepted) or 'nobody'}{without}"
+            return f"step {fact.step} closed with {' '.join(fact.accepted) or 'no client'}{without}"
         case facts.StepCommitted():
             return (
                 f"step {fact.step} committed: mask epoch {fact.mask_epoch}, base {fact.base_digest}"
