@@ -1,4 +1,4 @@
-"""What the server's tests share: one small model."""
+"""Shared fixtures of the server tests: one small model."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def model(manifest: Manifest) -> ModelState:
 
 @pytest.fixture
 def plain_manifest(manifest: Manifest) -> Manifest:
-    """The same model without running statistics, which lossy values do not go with."""
+    """The same model without running statistics, which lossy values do not support."""
     tensors = (
         replace(t, role=Role.DENSE) if t.role is Role.BUFFER else t for t in manifest.tensors
     )

@@ -1,7 +1,7 @@
-"""A coordinator's edges, simulated: journal, spool, sums and clients around the pure core.
+"""Simulated journal, spool, sums and clients around the pure core.
 
-The world does what the run loop does, in memory, and watches the promises while it does so. What
-a real process loses when it is killed is lost here, too; what is on disk stays.
+The world does the work of the run loop in memory and checks the promises after each event. A killed
+process loses its memory, and keeps what is on disk.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ def hashed(*parts: object) -> str:
 
 
 def report(step: int, client: ClientId) -> dict[str, Any]:
-    """Return what a client tells of its work: any numbers, but always the same."""
+    """Return a client's report of its work: arbitrary numbers, but always the same."""
     correct = int(hashed(step, client), 16) % 11
     tested = {"correct": correct, "total": 10, "loss_sum": 10.0 - correct}
     return {"training_loss": 1.0, "evaluation": tested, "personal": tested}
@@ -49,7 +49,7 @@ class World:
     sum_of: int | None = None
     folded: Counter[ClientId] = field(default_factory=Counter)
     results: list[events.StepReduced] = field(default_factory=list)  # sums that are ready
-    # What the watcher has seen.
+    # Observed so far, for the checks.
     accepted: dict[int, dict[ClientId, str]] = field(default_factory=dict)
     acknowledged: set[tuple[int, ClientId]] = field(default_factory=set)
     closed: dict[int, tuple[ClientId, ...]] = field(default_factory=dict)
@@ -68,15 +68,15 @@ class World:
     # -- the coordinator
 
     def post(self, event: Event, *, killed_after: int | None = None) -> Reply | None:
-        """Give an event to the run and carry out what follows.
+        """Post an event to the run and perform the resulting actions.
 
-        `killed_after`: the process dies when so many of the event's facts are on disk; the
-        sender then has no reply.
+        `killed_after`: the process dies after this number of the event's facts is on disk. The
+        sender then gets no reply.
         """
         rounds_before = self.state.rounds_done
         state, actions, reply = advance(self.state, event, self.now_s)
-        told = [action.fact for action in actions if isinstance(action, events.Persist)]
-        on_disk = told if killed_after is None else told[:killed_after]
+        new_facts = [action.fact for action in actions if isinstance(action, events.Persist)]
+        on_disk = new_facts if killed_after is None else new_facts[:killed_after]
         for fact in on_disk:
             self.journal.append(facts.to_json(fact))
             self._watch(fact)
@@ -91,7 +91,7 @@ class World:
         return reply
 
     def restart(self) -> None:
-        """Kill the process and start it again from what is on disk; its clock starts anew."""
+        """Kill the process and restart it from disk; its clock starts at zero."""
         self.now_s = 0.0
         self.sum_of, self.folded, self.results = None, Counter(), []
         rounds_before = self.state.rounds_done
@@ -180,7 +180,7 @@ class World:
     # -- the clients
 
     def join(self, client: ClientId) -> None:
-        """Let a client join with its model; the first one that can describes it."""
+        """Let a client join with its model; the first client describes the model."""
         samples = 10 * (1 + self.clients.index(client))
         self.post(events.Joined(client, "token", samples, MODEL, "cpu"))
         if not self.state.manifest_digest:
@@ -192,7 +192,7 @@ class World:
         self.post(events.Initialized(client, MODEL, "initial", *model))
 
     def answer(self, client: ClientId, step: Step, *, killed_after: int | None = None) -> None:
-        """Let a client answer a step; what it computes depends on the work alone."""
+        """Let a client answer a step; its result depends on the work alone."""
         digest = ""
         if not step.work.is_test:
             digest = hashed(client, step.work, step.round_number, self.state.base_digest)
@@ -201,7 +201,7 @@ class World:
     def upload(
         self, step: int, client: ClientId, digest: str, *, killed_after: int | None = None
     ) -> None:
-        """Spool an upload, then tell the run."""
+        """Spool an upload, then post it to the run."""
         self.spool.add((step, client, digest))
         before = self.accepted.get(step, {}).get(client)
         event = events.UploadReceived(step, client, digest, 1.0, report(step, client))
@@ -215,12 +215,12 @@ class World:
                 assert before is not None and before != digest
 
     def deliver(self) -> None:
-        """Give the run the oldest sum that is ready."""
+        """Post the oldest finished sum to the run."""
         if self.results:
             self.post(self.results.pop(0))
 
     def finish_calmly(self, limit: int = 500) -> None:
-        """Everyone is here and answers at once: drive the run to its end."""
+        """Drive the run to its end with all clients present and answering at once."""
         for client in self.clients:
             member = self.state.members.get(client)
             if member is None or member.left or member.manifest_digest != MODEL:
@@ -240,4 +240,4 @@ class World:
                 self.answer(min(step.pending), step)
             else:
                 self.post(events.Tick())
-        raise AssertionError(f"no end in sight: {self.state}")
+        raise AssertionError(f"the run did not finish: {self.state}")

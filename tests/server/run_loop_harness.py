@@ -27,7 +27,7 @@ from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.v1 import coordinator_pb2 as pb
 
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)
-DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
+DEADLINE_S = 30.0  # timeout of events that must happen; reached only on failure
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 NUMBERS = SessionNumbers(bytes(KEY_BYTES))
@@ -37,12 +37,12 @@ WriteModel = Callable[[Coordinator], None]
 
 
 def context_of(coordinator: Coordinator) -> CallContext:
-    """Return what calls to a coordinator share."""
+    """Return the shared context of calls to a coordinator."""
     return CallContext(coordinator, NUMBERS)
 
 
 def caller_of(coordinator: Coordinator, client: ClientId) -> pb.Caller:
-    """Return a member as it names itself in its calls."""
+    """Return the caller message of a member."""
     state = coordinator.run.state
     number = NUMBERS.number(state.run_id, client, state.members[client].session)
     return pb.Caller(run_id=state.run_id, client_id=client, session=number)
@@ -61,7 +61,7 @@ async def begin(coordinator: Coordinator, manifest: Manifest) -> None:
 
 
 def spooled(coordinator: Coordinator, client: ClientId) -> Event:
-    """Put a client's answer to the open step into the spool; return the event that tells of it."""
+    """Put a client's answer to the open step into the spool; return its event."""
     step, model = coordinator.run.state.step, coordinator.run.model
     assert step is not None and model is not None
     size = model.manifest.num_masked if model.values is None else model.values.size
@@ -126,7 +126,7 @@ def conduct(
     *,
     keep_uploads: bool = False,
 ) -> None:
-    """Run a script beside a coordinator; a failure of either fails the test."""
+    """Run a script and a coordinator concurrently; a failure of either fails the test."""
 
     async def both() -> None:
         coordinator = open_coordinator(

@@ -37,14 +37,14 @@ def receiver_of(coordinator: Coordinator) -> UploadReceiver:
 
 
 def staged(part: PartialUpload, data: bytes) -> StoredValues:
-    """Write values beside an upload, as decoding does."""
+    """Write values next to an upload, as decoding does."""
     with part.stage() as staged:
         staged.file.write(data)
     return staged.values
 
 
 def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> transfer_pb2.Payload:
-    """Return what is said of a payload before it comes."""
+    """Return the announcement of a payload."""
     return transfer_pb2.Payload(
         encoding=transfer_pb2.Encoding.Name(encoding),
         num_bytes=len(data),
@@ -54,7 +54,7 @@ def announced(data: bytes, encoding: int, reference_digest: bytes = b"") -> tran
 
 
 class Steps:
-    """Two clients of a coordinator; what they send is up to the test."""
+    """Two clients of a coordinator; the test decides what they send."""
 
     def __init__(self, coordinator: Coordinator, manifest: Manifest) -> None:
         self.coordinator = coordinator
@@ -81,7 +81,7 @@ class Steps:
         return await self.reaches(Work.SCORE)
 
     async def training(self) -> "Steps":
-        """Bring the run to its first round: client c2's scores decide, the later the larger."""
+        """Bring the run to its first round; the scores of c2, which increase, decide the mask."""
         await self.scoring()
         for client in (C1, C2):
             data = bytes(values_only.encode(np.arange(self.manifest.num_masked, dtype=np.float32)))
@@ -115,7 +115,7 @@ class Steps:
     async def scores(
         self, payload: transfer_pb2.Payload, data: bytes, client: ClientId = C1
     ) -> list[str]:
-        """Report scores; return the answers in words."""
+        """Report scores; return the answers as text."""
         model = self.coordinator.run.model
         assert model is not None
         header = saliency_pb2.SaliencyReport(
@@ -160,10 +160,10 @@ class Steps:
         return [word(one) async for one in self.handlers.update(stream(request, *chunks))]
 
     def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
-        """Return what the spool holds of a client in this step, by kind of file."""
+        """Return the spooled files of a client in this step, by suffix."""
         folder, found = self.coordinator.spool.root / str(self.step.number), dict[str, bytes]()
         for path in folder.glob(f"{client}.*"):
-            with suppress(FileNotFoundError):  # it has just got another name
+            with suppress(FileNotFoundError):  # it was renamed in the meantime
                 found[path.suffix] = path.read_bytes()
         return found
 
@@ -182,7 +182,7 @@ async def stream(*requests: Any) -> AsyncIterator[Any]:
 
 
 def word(answer: Any) -> str:
-    """Return an answer to an upload in words."""
+    """Return an answer to an upload as text."""
     if answer.WhichOneof("part") == "grant":
         return f"grant {answer.grant.offset}"
     return transfer_pb2.Outcome.Name(answer.receipt.outcome).removeprefix("OUTCOME_").lower()

@@ -1,7 +1,7 @@
-"""Simulated clients: they follow the protocol and keep on disk what real ones keep.
+"""Simulated clients that follow the protocol and keep the same data on disk as real clients.
 
-They use the real client's reading and writing of payloads. Their work is arithmetic that depends
-on nothing but who they are, the base and the round (model.py).
+They use the payload code of the real client. Their work is arithmetic that depends only on the
+client, the base and the round (model.py).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ ACCEPTED = (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED
 
 @dataclass
 class Answer:
-    """A finished piece of work that waits for its receipt."""
+    """Finished work that waits for its receipt."""
 
     kind: str  # "scores" or "values"
     step: int
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class Site:
-    """What survives a client's crash."""
+    """The data of a client that survives a crash."""
 
     name: str
     num_samples: int
@@ -70,7 +70,7 @@ class Site:
 
 
 class Around(Protocol):
-    """What an agent needs of the world."""
+    """The part of the world that an agent uses."""
 
     rng: random.Random
     checker: Checker
@@ -91,7 +91,7 @@ class Agent:
         self.is_uploading = False
         self.caller = pb.Caller()
         self.asked: pb.Task | None = None  # the newest TRAIN task
-        # Done before the next TRAIN task is: what confused clients do (mischief.py).
+        # Faults to inject before the next TRAIN task (faults.py).
         self.before_training: Callable[[], Awaitable[None]] | None = None
         self.world = world
         self._checker = world.checker
@@ -104,7 +104,7 @@ class Agent:
         self._granted = False
 
     async def run(self) -> None:
-        """Take part until the final model is here."""
+        """Take part until the final model is received."""
         while True:
             try:
                 await self._join()
@@ -259,7 +259,7 @@ class Agent:
         self.site.answer = None
 
     async def _busy(self, step: int) -> bool:
-        """Work for a while, with signs of life; tell whether the step is still open."""
+        """Work for a while with heartbeats; return True if the step is still open."""
         left_s = self.world.work_s()
         while left_s > 0:
             await asyncio.sleep(min(left_s, PROGRESS_S))
@@ -370,7 +370,7 @@ class Agent:
         await self.leave(pb.LEAVE_REASON_FINISHED)
 
     async def leave(self, reason: Any) -> None:
-        """Say goodbye; nobody insists on an answer."""
+        """Leave, without requiring an answer."""
         try:
             await self._unary("Leave", pb.LeaveRequest(caller=self.caller, reason=reason))
         except Unavailable:

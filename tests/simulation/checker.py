@@ -1,7 +1,7 @@
 """The promises, checked against the journal on disk and a simple model of the run.
 
-The checker sees what an outsider can see: the records of the journal once they are synced, the
-answers that clients got, what they had sent. It knows nothing of the coordinator's memory.
+The checker sees only external effects: the synced records of the journal, the uploads of clients
+and the answers they received. It does not see the memory of the coordinator.
 """
 
 import json
@@ -29,11 +29,11 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Made:
-    """What a client made, and from what."""
+    """A result of a client, and what it was computed from."""
 
     client: str
     work: str  # "score" or "train"
-    base_digest: str  # of the vector that it scored or trained
+    base_digest: str  # of the vector that was scored or trained
     round_number: int
     values: Vector
     is_sound: bool = True  # False: it must never count
@@ -41,7 +41,7 @@ class Made:
 
 @dataclass
 class Step:
-    """A step as the journal tells it."""
+    """A step according to the journal."""
 
     number: int
     work: str
@@ -66,7 +66,7 @@ def read_records(path: Path) -> list[bytes]:
 
 
 class Checker:
-    """Follows one run over all its crashes."""
+    """Follows one run across all its crashes."""
 
     def __init__(self, settings: RunSettings, *, sent: bool) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class Checker:
             sparsity=settings.sparsity,
             keep=settings.deactivated == "keep",
         )
-        self.facts: list[bytes] = []  # that are safe
+        self.facts: list[bytes] = []  # synced records
         self.made: dict[tuple[str, str], Made] = {}  # by client and digest
         self.sessions: dict[str, int] = {}  # the newest of every client
         self.is_initialized = False
@@ -96,22 +96,22 @@ class Checker:
     # -- the journal
 
     def synced(self, path: Path) -> list[str]:
-        """Take the records that are safe now; return a line on each new one."""
+        """Read the synced records; return a line for each new one."""
         records = read_records(path)
         before = len(self.facts)
         _must(
             records[:before] == self.facts,
             f"{before} journal records were safe, but now they are others, or gone",
         )
-        told = []
+        lines = []
         for record in records[before:]:
             self.facts.append(record)
             fact = json.loads(record)
             kind = fact["fact"]
             if act := getattr(self, f"_{kind}", None):
                 act(fact)
-            told.append(_line(kind, fact))
-        return told
+            lines.append(_line(kind, fact))
+        return lines
 
     def _ClientJoined(self, fact: dict[str, Any]) -> None:
         client = fact["client"]
@@ -168,7 +168,7 @@ class Checker:
         step = self._open(fact)
         _must(step.closed is None, "a step was closed twice")
         closed = fact["accepted"]
-        _must(len(closed) == len(set(closed)), "somebody is in the closed set twice")
+        _must(len(closed) == len(set(closed)), "a client is in the closed set twice")
         _must(set(closed) == set(step.uploads), "the closed set is not who was accepted")
         for client, digest in self._promised[step.number]:
             _must(
@@ -217,7 +217,7 @@ class Checker:
         return self._step
 
     def _counted(self, step: Step, client: str) -> Vector:
-        """Return what a client's upload holds; it must be made for this step."""
+        """Return the result behind a client's upload, which must be for this step."""
         made = self.made.get((client, step.uploads[client]))
         _must(made is not None, f"{client} never sent what was counted for it")
         assert made is not None
@@ -231,20 +231,20 @@ class Checker:
             _must(made.round_number == step.round_number, f"{client} counted with a stale round")
         return made.values
 
-    # -- what clients are told
+    # -- replies to clients
 
     def acknowledged(self, client: str, step: int, digest: str, outcome: str) -> None:
-        """A client was told that its upload counts."""
-        told = self._history.get(step)
+        """A client received the reply that its upload counts."""
+        recorded = self._history.get(step)
         _must(
-            told is not None and told.uploads.get(client) == digest,
+            recorded is not None and recorded.uploads.get(client) == digest,
             f"{client} has a receipt ({outcome}) for step {step}, but the journal does not know",
         )
         if step not in self._void:
             self._promised[step].add((client, digest))
-            assert told is not None
-            if told.closed is not None:
-                _must(client in told.closed, f"{client} has a receipt but does not count")
+            assert recorded is not None
+            if recorded.closed is not None:
+                _must(client in recorded.closed, f"{client} has a receipt but does not count")
 
     def joined(self, client: str, session: int) -> None:
         """A client got a session."""
@@ -252,24 +252,27 @@ class Checker:
         _must(known, f"{client}'s session is not in the journal")
 
     def described(self) -> None:
-        """A client was told that its description of the model is kept."""
+        """A client received the reply that its description of the model is stored."""
         _must(self.is_initialized, "a described model is not in the journal")
 
     def left(self, client: str) -> None:
-        """A client was told that its goodbye is known."""
+        """A client received the reply to its Leave."""
         _must(client in self._left, f"the goodbye of {client} is not in the journal")
 
     def paused(self, *, is_paused: bool) -> None:
-        """An operator was told that the run is paused, or that it goes on."""
-        _must(self.is_paused is is_paused or self.is_finished, "what an operator was told is lost")
+        """An operator received the reply that the run is paused or resumed."""
+        _must(self.is_paused is is_paused or self.is_finished, "the reply to an operator is lost")
 
     def asked(self, client: str, step: int, work: str, digests: tuple[str, str]) -> None:
-        """A client got a task: it must be that of the journal, with the model of the journal."""
-        told = self._history.get(step)
-        _must(told is not None and told.work == work, f"{client} got {work} that nobody asked for")
-        assert told is not None
-        _must(client in told.weights, f"{client} got a task of step {step} without being asked")
-        if self._step is told:  # else it is an old one, on its way when the step ended
+        """A client received a task, which must match the journal, as must its model."""
+        recorded = self._history.get(step)
+        _must(
+            recorded is not None and recorded.work == work,
+            f"{client} got {work} that was not assigned",
+        )
+        assert recorded is not None
+        _must(client in recorded.weights, f"{client} got a task of step {step} without being asked")
+        if self._step is recorded:  # else an old task, in transit when the step ended
             now = (self.model.mask_digest, self.model.base_digest)
             if work == "score":
                 now = (now[0], _scored(self.model))
@@ -282,7 +285,7 @@ class Checker:
         _must(same, f"{client} got another final model")
 
     def end(self) -> None:
-        """The run is over, everybody is gone."""
+        """The run is over and all clients have left."""
         _must(self.is_finished, "the run did not end")
         for number, promised in self._promised.items():
             step = self._history[number]
@@ -303,7 +306,7 @@ def _must(holds: bool, otherwise: str) -> None:
 
 
 def _line(kind: str, fact: dict[str, Any]) -> str:
-    """Return a fact for people."""
+    """Return a fact as readable text."""
     match kind:
         case "StepStarted":
             who = ",".join(fact["cohort"])
@@ -311,7 +314,7 @@ def _line(kind: str, fact: dict[str, Any]) -> str:
         case "UploadAccepted":
             return f"step {fact['step']} accepts {fact['client']} {fact['digest'][:8]}"
         case "StepClosed":
-            return f"step {fact['step']} closes with {','.join(fact['accepted']) or 'nobody'}"
+            return f"step {fact['step']} closes with {','.join(fact['accepted']) or 'no client'}"
         case "StepVoided":
             return f"step {fact['step']} is void: {fact['reason']}"
         case "StepCommitted":

@@ -1,4 +1,4 @@
-"""What a simulated crash leaves open is closed by the garbage collector, and that is all right."""
+"""Files that a simulated crash leaves open are closed by the garbage collector, as intended."""
 
 import gc
 import warnings

@@ -1,9 +1,8 @@
-"""A disk that forgets what was not synced.
+"""A disk that loses data that was not synced.
 
-The files are real ones. `os.fsync` is watched: of a file it notes how long it was, of a folder
-which names it had. A power cut leaves what was synced and, of the rest, whatever chance leaves:
-part of a tail, zeros instead of it, a new name or the old one. A killed process leaves
-everything that it wrote.
+The files are real. A hook on `os.fsync` records the length of a synced file and the names in a
+synced folder. A power cut keeps all synced data and, at random, some of the rest: part of a tail,
+zeros instead of it, a new name or the old one. A killed process leaves everything it wrote.
 """
 
 import os
@@ -19,7 +18,7 @@ class Disk:
     """The state directory of one process, from its start to its end."""
 
     def __init__(self, root: Path, memory: Path) -> None:
-        """Watch `root`, everything in it being synced; `memory` keeps what may come back."""
+        """Watch `root`, whose files are all synced; `memory` keeps data that may reappear."""
         self.root = root
         self._memory = memory
         self._lengths: dict[int, int] = {}
@@ -52,7 +51,7 @@ class Disk:
         self._folders[folder.stat().st_ino] = names
 
     def image(self, target: Path, rng: random.Random, *, power_cut: bool) -> None:
-        """Write to `target` what a restart will find."""
+        """Write the files that a restart will find to `target`."""
         if power_cut:
             self._image(self.root, target, rng)
         else:
@@ -76,7 +75,7 @@ class Disk:
                 self._copy(path, inodes[name], target / earlier[inodes[name]], rng)  # not renamed
             kept = self._memory / str(before)
             if before is None or before in inodes.values() or not kept.exists():
-                continue  # it never had a lasting name, or has another one now
+                continue  # its name was never synced, or it has another one now
             if path is not None or rng.random() < 0.5:  # not replaced, not removed
                 self._copy(kept, before, target / name, rng)
 
@@ -90,5 +89,7 @@ class Disk:
                 data = data[: rng.randint(safe, len(data))]
             case 2:
                 written = rng.randint(safe, len(data))
-                data = data[:written] + bytes(len(data) - written)  # space that was never written
+                data = data[:written] + bytes(
+                    len(data) - written
+                )  # allocated space that was never written
         target.write_bytes(data)

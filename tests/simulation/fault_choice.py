@@ -1,4 +1,4 @@
-"""What befalls a federation: the episodes of a plan, carried out."""
+"""Fault injection: performs the episodes of a plan."""
 
 from contextlib import suppress
 from functools import partial
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from simulation.harness import World
 
 
-DISK_S = 0.005  # a job of a disk that is neither slow nor full takes up to this
+DISK_S = 0.005  # longest job on a disk that is neither slow nor full
 
 
 class Fate:
-    """Makes trouble for a world."""
+    """Injects faults into a world."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
 
     def happens(self, episode: Episode) -> None:
-        """Make the trouble of an episode."""
+        """Inject the fault of an episode."""
         site = self._world.rng.choice(self._world.sites)
         agent, _ = self._world.agents.get(site.name, (None, None))
         connection = self._world.network.connection(site.name)
@@ -103,7 +103,7 @@ class Fate:
             self._world.fail(error)
 
     async def _leaves(self, agent: Agent, for_s: float) -> None:
-        """Let a client say goodbye, stop, and come back later."""
+        """Let a client leave, stop, and return later."""
         name = agent.site.name
         try:
             with suppress(Exception):

@@ -1,4 +1,4 @@
-"""What an honest client does not do on purpose: old things again, wrong things for once."""
+"""Faulty client behavior: repeated old messages and invalid messages."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ from ssfl.v1 import transfer_pb2
 
 
 async def mischief(agent: Agent, kind: str) -> None:
-    """Send something again, or something wrong; whatever the coordinator says is fine."""
+    """Send an old or an invalid message; any answer of the coordinator is accepted."""
     world = agent.world
     rng = world.rng
     if not agent.site.sent or agent.is_uploading or not agent.caller.run_id:

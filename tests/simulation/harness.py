@@ -1,6 +1,6 @@
-"""One simulated federation: the real coordinator, simulated clients, and what befalls them.
+"""One simulated federation: the real coordinator, simulated clients and faults.
 
-Everything is decided by a seed: run it again, and the same happens in the same order.
+A seed decides everything: the same seed gives the same events in the same order.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ from ssfl.server.storage.disk_full import DiskSpaceWaiter, is_full
 from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.v1 import coordinator_pb2 as pb
 
-SHM = Path("/dev/shm")  # files that never meet a real disk, where there is such a place
-MAX_STRIKES = 6  # besides the one that is aimed at
-# Where a full disk shows itself: before a write, in the middle, or when it is synced.
+SHM = Path("/dev/shm")  # memory file system, if the machine has one
+MAX_STRIKES = 6  # in addition to the planned one
+# Failpoints of a full disk: before a write, during it, or on sync.
 NEEDS_ROOM = (".append", ".torn", ".written", "spool.chunk", "spool.chunk-written", ".verified")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went."""
+    """The outcome of a run."""
 
     plan: Plan
     digest: str  # of the final model
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def simulate(plan: Plan) -> Outcome:
-    """Run a plan to its end; what was violated, if anything, is in the outcome."""
+    """Run a plan to its end; the outcome contains the violation, if any."""
     folder = Path(tempfile.mkdtemp(prefix="ssfl-", dir=SHM if SHM.is_dir() else None))
     loop = VirtualLoop()
     world = World(plan, folder, loop)
@@ -95,9 +95,9 @@ def simulate(plan: Plan) -> Outcome:
 
 @contextmanager
 def _watched(world: "World") -> Iterator[None]:
-    """Let the world see every fsync and failpoint; make chosen names the same each time.
+    """Hook every fsync and failpoint, and make random names deterministic.
 
-    The coordinator collects its garbage between steps: that takes longer than all the rest.
+    Garbage collection is disabled, since it would take longer than the rest of the simulation.
     """
     fsync, token_hex, level = os.fsync, secrets.token_hex, logging.root.manager.disable
     collect, token_bytes = gc.collect, secrets.token_bytes
@@ -117,7 +117,7 @@ def _watched(world: "World") -> Iterator[None]:
 
 
 class World:
-    """Everything around the coordinator."""
+    """The environment of the coordinator."""
 
     def __init__(self, plan: Plan, folder: Path, loop: VirtualLoop) -> None:
         self.plan = plan
@@ -139,12 +139,12 @@ class World:
         self._names = 0
         self._over = asyncio.Event()
         self.is_calm = not plan.trouble_s
-        self.disk_s = DISK_S  # a job takes up to this
+        self.disk_s = DISK_S  # longest disk job
         self._disk = Disk(self._state, folder / "memory-0")
         self.is_full = False
         self.coordinator: Process | None = None
-        self.is_rivalled = asyncio.Event()  # a second coordinator begins
-        self._files: tuple[Any, ...] = ()  # that the coordinator has open
+        self.is_rivalled = asyncio.Event()  # a second coordinator starts
+        self._files: tuple[Any, ...] = ()  # open files of the coordinator
         self.sites = [
             Site(one.name, one.num_samples, one.host, one.knows_references) for one in plan.clients
         ]
@@ -173,7 +173,7 @@ class World:
         return self.rng.uniform(0.2, 4)
 
     def fail(self, error: BaseException) -> None:
-        """A promise was broken: remember the first, end the simulation."""
+        """Record the first broken promise and end the simulation."""
         if not self.violation:
             self.violation = str(error) or repr(error)
             if not isinstance(error, Violation):
@@ -196,7 +196,7 @@ class World:
             self._disk.synced(descriptor)
 
     def passes(self, name: str) -> None:
-        """A failpoint is passed: it may be the last thing this process does."""
+        """Pass a failpoint; the process may be killed here."""
         process = CURRENT.get()
         if process is None or not process.alive:
             return
@@ -215,7 +215,7 @@ class World:
             raise Crash(name)
 
     def _look(self) -> None:
-        """Check what the journal says now."""
+        """Check the journal as it is now."""
         try:
             for line in self.checker.synced(self._state / "journal"):
                 self.say("journal", line)
@@ -265,7 +265,7 @@ class World:
     # -- the coordinator
 
     async def _coordinator_lives(self) -> None:
-        """Start it, and start it again whenever it died."""
+        """Start the coordinator, and restart it whenever it dies."""
         for number in range(1, 1000):
             process = self.coordinator = Process("coordinator", self._disk_delay)
             process.may_pause = self.is_full
@@ -280,7 +280,7 @@ class World:
                 return
             if process.alive:
                 self.kill_coordinator(f"ends: {serving.exception()}")
-            for _ in range(100):  # let the dead one's tasks end
+            for _ in range(100):  # let the tasks of the dead process end
                 await asyncio.sleep(0)
             for file in self._files:
                 file.close()
@@ -297,7 +297,7 @@ class World:
             serving.add_done_callback(lambda task: self._rival_ends(process, task))
 
     def _rival_ends(self, process: Process, serving: asyncio.Task[Any]) -> None:
-        """The elder of two coordinators may end only because it was fenced, or killed."""
+        """Check that the older of two coordinators ended only because it was fenced or killed."""
         error = None if serving.cancelled() else serving.exception()
         if process.alive and not isinstance(error, Fenced) and not self._may_end(error):
             self.fail(error or Violation("a rival ended by itself"))
@@ -305,7 +305,7 @@ class World:
         process.kill()
 
     def _may_end(self, error: BaseException | None) -> bool:
-        """Tell whether an error is no fault of the coordinator: it could not even start."""
+        """Return True if an error kept the coordinator from starting and is not its fault."""
         return isinstance(error, OSError) and is_full(error)
 
     async def _serve(self, process: Process) -> None:
@@ -380,12 +380,12 @@ class World:
             connection = self.network.connection(name)
             if connection is not None:
                 (connection.hush if self.rng.random() < 0.3 else connection.snap)()
-                connection.is_broken = True  # whoever comes next has another one
+                connection.is_broken = True  # the next process uses a new connection
 
-    # -- fate
+    # -- the run
 
     async def run(self) -> None:
-        """Let everything happen, then see that all is well."""
+        """Run the simulation, then make the final checks."""
         here = Process("world")
         here.spawn(self._coordinator_lives())
         for site, planned in zip(self.sites, self.plan.clients, strict=True):

@@ -1,13 +1,13 @@
 """An event loop without sockets, threads or real time: the same seed gives the same run.
 
-Time is a number. When nothing is ready, it jumps to the next timer. What asks for a thread
-(`run_in_executor`, `asyncio.to_thread`) gets it later in virtual time, one whole job at a time;
-an executor of one thread keeps its order.
+Time is a number. When nothing is ready, it jumps to the next timer. Jobs for threads
+(`run_in_executor`, `asyncio.to_thread`) run later in virtual time, one complete job at a time. An
+executor with one thread keeps the order of its jobs.
 
-A job that pauses in the middle (for room on a full disk) does so on a thread of its own; still
-only one thread runs at a time, and who is next is decided by virtual time.
+A job that pauses (for space on a full disk) runs on a thread of its own. Still, only one thread
+runs at a time, and virtual time decides which one is next.
 
-Everything runs on behalf of a process. A dead one gets nothing more done.
+Everything runs on behalf of a process. A dead process does nothing more.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
-STEP_S = 1e-6  # keeps apart what must stay in order
+STEP_S = 1e-6  # separates events that must stay in order
 START_S = 1000.0
 
 
 class Stuck(AssertionError):
-    """Nothing is ready and no timer runs: whoever waits now waits for ever."""
+    """Deadlock: nothing is ready and no timer is set."""
 
 
 class Crash(BaseException):
@@ -36,7 +36,7 @@ class Process:
     def __init__(self, name: str, disk: Callable[[], tuple[float, float]] | None = None) -> None:
         self.name = name
         self.alive = True
-        self.may_pause = False  # its jobs may have to wait in the middle
+        self.may_pause = False  # its jobs may pause
         self.disk = disk or (lambda: (0.0, 0.0))  # seconds until a job starts, and until it is done
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.lines: dict[Executor, deque[Callable[[], None]]] = {}  # jobs by executor
@@ -48,7 +48,7 @@ class Process:
         return asyncio.get_running_loop().create_task(work, context=context)
 
     def kill(self) -> None:
-        """End it, as kill -9 does: from here on nothing it does can be seen."""
+        """End the process as kill -9 does: it has no further effects."""
         if self.alive:
             self.alive = False
             asyncio.get_running_loop().call_soon(self._cancel)
@@ -76,13 +76,13 @@ class _PausingJob(threading.Thread):
         self.start()
 
     def proceed(self) -> bool:
-        """Let it run until it pauses or ends; tell whether it has ended."""
+        """Run the job until it pauses or ends; return True if it has ended."""
         self._go.release()
         self._yielded.acquire()
         return self._is_done
 
     def pause(self, seconds: float) -> None:
-        """Called by the job: give the turn back, go on later."""
+        """Return control to the loop and continue later; called by the job."""
         self.pause_s = seconds
         self._yielded.release()
         self._go.acquire()
@@ -98,7 +98,7 @@ class _PausingJob(threading.Thread):
 
 
 def pause(seconds: float) -> None:
-    """Wait inside a job; a dead process does not go on."""
+    """Wait inside a job; a dead process does not continue."""
     job = threading.current_thread()
     assert isinstance(job, _PausingJob), "only a job of a process that may pause can wait"
     job.pause(seconds)
@@ -108,7 +108,7 @@ def pause(seconds: float) -> None:
 
 
 class _NoSockets:
-    """Where a loop waits for sockets: here it lets time pass."""
+    """A selector without sockets, which advances the time."""
 
     def __init__(self, loop: "VirtualLoop") -> None:
         self._loop = loop
@@ -132,7 +132,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = _NoSockets(self)
         self._clock_resolution = STEP_S / 10
         self.set_task_factory(_task)
-        self.set_exception_handler(lambda _loop, _context: None)  # the dead may leave a mess
+        self.set_exception_handler(
+            lambda _loop, _context: None
+        )  # dead processes may leave unhandled errors
 
     def time(self) -> float:
         return self.now_s
@@ -147,7 +149,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             future.cancel()
             return future
         before_s, after_s = process.disk()
-        # Ours have one thread each, and so a line of jobs that wait for it; the others do not.
+        # Our executors have one thread each, and so a queue of jobs; others do not.
         line: deque[Callable[[], None]] = deque()
         if executor is not None:
             line = process.lines.setdefault(executor, line)
@@ -193,7 +195,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
     def _write_to_self(self) -> None:
-        pass  # there is no other thread to wake it up from
+        pass  # no other thread could wake the loop up
 
 
 def _task(

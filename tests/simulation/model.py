@@ -1,6 +1,6 @@
-"""What a run must compute, as simply as it can be said: exact fractions, plain lists, no blocks.
+"""Reference computation of a run with exact fractions and plain lists.
 
-Nothing here is shared with the coordinator's own sums and masks: they are compared with these.
+It shares no code with the sums and masks of the coordinator, which are compared with it.
 """
 
 import hashlib
@@ -14,13 +14,15 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
 
-GRID = 2**36  # values are rounded to its inverse; a cohort of more than 65,000 samples has less
+GRID = (
+    2**36
+)  # values are multiples of 1/GRID; cohorts of more than 65,000 samples have a coarser grid
 MASKED, DENSE = 60, 6
 TENSORS = (("first.weight", (6, 10), "masked"), ("first.bias", (6,), "dense"))
 
 
 def manifest_json(*, sent: bool) -> bytes:
-    """Return the model's manifest: its start follows from the rules, or is sent."""
+    """Return the manifest; the initial vector is built from the seed or uploaded."""
     rules = {"masked": "sent" if sent else "ones", "dense": "sent" if sent else "zeros"}
     document = {
         "format": 1,
@@ -65,7 +67,7 @@ def kept_at(sparsity: str) -> int:
 
 
 def rounded(exact: Fraction) -> float:
-    """Return the nearest float32; of two equally near, the even one."""
+    """Return the nearest float32; ties go to the even one."""
     guess = np.float32(float(exact))
     around = [guess, *(np.nextafter(guess, np.float32(to)) for to in (-np.inf, np.inf))]
 
@@ -86,7 +88,7 @@ def mean(vectors: Mapping[str, Vector], weights: Mapping[str, int]) -> Vector:
 
 
 class Model:
-    """The model of a run, moved on by what is committed."""
+    """The model of a run, updated by each commit."""
 
     def __init__(self, initial: Vector, *, sparse: bool, sparsity: str, keep: bool) -> None:
         self._initial = self._resting = initial
@@ -114,7 +116,7 @@ class Model:
         return mask_digest(self.kept) if self.epoch else ""
 
     def score(self, scores: Mapping[str, Vector], weights: Mapping[str, int]) -> None:
-        """Agree on a mask: the largest means, of equal ones the first."""
+        """Agree on a mask: the largest means, ties in favor of the first."""
         means, whole = mean(scores, weights), self.whole
         order = sorted(range(MASKED), key=lambda i: (-means[i], i))
         self._resting = whole if self._keep else self._initial
@@ -123,7 +125,7 @@ class Model:
         self.epoch += 1
 
     def train(self, updates: Mapping[str, Vector], weights: Mapping[str, int]) -> None:
-        """Take the mean of the updates."""
+        """Apply the mean of the updates."""
         self.values = mean(updates, weights)
 
 
@@ -133,17 +135,17 @@ def _stream(*parts: object) -> np.random.Generator:
 
 
 def scores_of(client: str, scored_digest: str) -> Vector:
-    """Return a client's honest scores: whole numbers, the same whenever it is asked."""
+    """Return a client's honest scores: integers, the same for every call."""
     return _stream(client, scored_digest).integers(0, 50, MASKED).astype(np.float32)
 
 
 def update_of(client: str, base: Vector, base_digest: str, round_number: int) -> Vector:
-    """Return a client's honest update, the same whenever it is asked."""
+    """Return a client's honest update, the same for every call."""
     change = _stream(client, base_digest, round_number).integers(-512, 512, base.size)
     trained: Vector = base + change.astype(np.float32) / np.float32(1024)
     return trained
 
 
 def correct_of(client: str, base_digest: str) -> int:
-    """Return how many of 10 samples a client finds the model right on."""
+    """Return how many of 10 samples of a client the model gets right."""
     return int(_stream("test", client, base_digest).integers(0, 11))

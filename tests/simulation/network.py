@@ -1,9 +1,9 @@
 """Calls between simulated clients and the real service, without a socket.
 
 Messages are serialized and parsed as on a wire, and pass through the coordinator's own
-interceptor, so that a refusal looks as it does there. Inside a call they keep their order; calls
-overtake each other. A connection can break (both ends are told), or fall silent (neither is,
-until its keepalive has had enough); the way to a client can be closed for a while.
+interceptor, so that errors look the same. Messages of a call keep their order; calls may overtake
+each other. A connection can break (both ends notice) or fall silent (each end notices when its
+keepalive fails). The route to a client can be closed for a while.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 
 CLIENT_KEEPALIVE_S, SERVER_KEEPALIVE_S = 40.0, 50.0
-CONNECT_S = 5.0  # until a connection that nobody answers is given up
+CONNECT_S = 5.0  # connect timeout
 NETWORK_S = 0.02
 UPLOADS = ("SendInitial", "ReportSaliency", "SendUpdate")
 
 
 class Failed(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """A call that ended with a status; reads like grpc's own."""
+    """A call that ended with a status, with the interface of grpc's error."""
 
     def __init__(self, code: grpc.StatusCode, text: str, trailers: tuple[Any, ...] = ()) -> None:
         super().__init__(f"{code.name}: {text}")
@@ -44,7 +44,7 @@ class Failed(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 
 
 class Watcher(Protocol):
-    """Who is told what passes the coordinator's door."""
+    """Observer of all messages into and out of the coordinator."""
 
     def arrives(self, call: "Call", request: Any) -> None:
         """A call's first message."""
@@ -53,10 +53,10 @@ class Watcher(Protocol):
         """A response on its way out."""
 
     def breaks(self, call: "Call", error: BaseException) -> None:
-        """A handler that failed without a status."""
+        """A handler failed without a status."""
 
     def ends(self, call: "Call", status: Failed | None, cause: BaseException | None) -> None:
-        """The status of a call on its way out; None: all is well."""
+        """The status of a call on its way out; None: success."""
 
 
 class Handlers:
@@ -69,7 +69,7 @@ class Handlers:
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self)
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        pass  # the registered ones are the same
+        pass  # the registered handlers are the same
 
     def add_registered_method_handlers(self, _service: str, handlers: dict[str, Any]) -> None:
         self._found = handlers
@@ -109,18 +109,18 @@ class _Context:
 
 
 class Connection:
-    """A client process's connection: what breaks, breaks for all its calls."""
+    """The connection of a client process, shared by all its calls."""
 
     def __init__(self, network: "Network", client: str, peer: str) -> None:
         self.client = client
         self.peer = peer
-        self.is_silent = False  # nothing passes, and nobody knows
+        self.is_silent = False  # nothing passes, and neither end has noticed
         self.is_broken = False  # the client knows
         self.calls: dict[Call, None] = {}
         self._network = network
 
     def snap(self) -> None:
-        """Cut the wire: both ends notice, each in its time."""
+        """Break the connection; both ends notice after a delay."""
         self.is_broken = True
         self._network.soon(self._client_notices)
         self._network.soon(self._server_notices)
@@ -150,7 +150,7 @@ class Call:
         self.connection = connection
         self.holds_grant = False
         self.served_by: Process | None = None
-        self.is_stale = False  # its session was over when it arrived
+        self.is_stale = False  # its session had ended when it arrived
         self._network = network
         self._up: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._down: asyncio.Queue[bytes | Failed | None] = asyncio.Queue()
@@ -163,7 +163,7 @@ class Call:
     # -- the client's end
 
     def send(self, message: Any) -> None:
-        """Send a request on its way; None: no further one follows."""
+        """Send a request; None: end of the requests."""
         if self.connection.is_silent or self.connection.is_broken:
             return
         self._up_s = max(self._network.arrival_s(), self._up_s + STEP_S)
@@ -187,14 +187,14 @@ class Call:
         return getattr(pb, f"{self.method}Response").FromString(arrived)
 
     def cancel(self) -> None:
-        """Give the call up; the coordinator is told, if the wire is any good."""
+        """Cancel the call; the coordinator notices if the connection works."""
         if not self._is_over:
             self._is_over = True
             if not self.connection.is_silent:
                 self._network.soon(self.stop_serving)
 
     def fail(self, text: str) -> None:
-        """Tell the client that the wire is gone."""
+        """Fail the call at the client: the connection is broken."""
         self._down.put_nowait(Failed(grpc.StatusCode.UNAVAILABLE, text))
 
     # -- the coordinator's end
@@ -204,7 +204,7 @@ class Call:
             return
         if not self._has_arrived:
             if self._is_over:
-                return  # given up, and the coordinator told so, before it was there
+                return  # cancelled before it arrived at the coordinator
             self._has_arrived = True
             handlers = self._network.handlers
             if handlers is None or not handlers.process.alive or data is None:
@@ -218,7 +218,7 @@ class Call:
         self._up.put_nowait(data)
 
     def stop_serving(self) -> None:
-        """Tell the coordinator that the client is gone."""
+        """Cancel the call at the coordinator: the client is gone."""
         if self._serving is not None:
             self._serving.cancel()
 
@@ -227,7 +227,7 @@ class Call:
 
         async def write(response: Any) -> None:
             if self.connection.is_silent and self._network.is_choked():
-                await asyncio.Event().wait()  # nobody takes it, nobody says so
+                await asyncio.Event().wait()  # the buffers are full and the failure is not noticed
             self._respond(process, handler.response_serializer(response))
 
         context = _Context(self.connection.peer, write)
@@ -251,7 +251,7 @@ class Call:
             self._travel_down(context.status)
 
     def _served(self, serving: asyncio.Task[None]) -> None:
-        """A handler must end with a status: an exception of its own is a fault of the service."""
+        """Check that a handler ends with a status; other exceptions are bugs of the service."""
         error = None if serving.cancelled() else serving.exception()
         if error is not None and self.served_by is not None and self.served_by.alive:
             self._network.watcher.breaks(self, error)
@@ -293,21 +293,21 @@ class _Requests:
 
 
 class Network:
-    """All wires."""
+    """All connections."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, rng: random.Random, watcher: Watcher
     ) -> None:
         self.handlers: Handlers | None = None  # of the coordinator, while it listens
         self.watcher = watcher
-        self.delay_s = NETWORK_S  # of a message, about
-        self.closed: set[str] = set()  # clients that have no way through
+        self.delay_s = NETWORK_S  # mean delay of a message
+        self.closed: set[str] = set()  # clients that cannot be reached
         self._loop, self._rng = loop, rng
         self._connections: dict[str, Connection] = {}
         self._port = 40_000
 
     def call(self, client: str, host: str, method: str) -> Call:
-        """Begin a call of a client; its channel connects anew if it knows that it must."""
+        """Start a call of a client; its channel reconnects if it knows that it is broken."""
         connection = self._connections.get(client)
         if connection is None or connection.is_broken:
             self._port += 1
@@ -323,7 +323,7 @@ class Network:
         return self._connections.get(client)
 
     def close(self, client: str) -> None:
-        """Let nothing through to a client or from it, until it is opened again."""
+        """Block all messages to and from a client until it is opened again."""
         self.closed.add(client)
         if connection := self._connections.get(client):
             connection.hush()
@@ -335,7 +335,7 @@ class Network:
             if silent:
                 connection.hush()
             elif not connection.is_broken:
-                self.soon(connection.snap)  # what is on its way may still arrive
+                self.soon(connection.snap)  # messages in transit may still arrive
 
     def grants(self, process: Process | None = None) -> int:
         """Return how many uploads hold a grant: of one coordinator, or of any."""
@@ -343,7 +343,7 @@ class Network:
         return sum(c.holds_grant and process in (None, c.served_by) for c in calls)
 
     def is_choked(self) -> bool:
-        """Tell whether the buffers of a silent connection are full."""
+        """Return True if the buffers of a silent connection are full."""
         return self._rng.random() < 0.5
 
     def arrival_s(self) -> float:

@@ -1,4 +1,4 @@
-"""An operator who pauses the run and resumes it, however often the coordinator dies meanwhile."""
+"""An operator that pauses and resumes the run, even if the coordinator dies in between."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ AGAIN_S = 1.0
 
 
 class Operator:
-    """Asks the coordinator that serves now, and again until one has answered."""
+    """Calls the running coordinator, and retries until one has answered."""
 
     def __init__(self, world: "World") -> None:
         self.process = Process("operator")
@@ -37,7 +37,7 @@ class Operator:
             self._world.say("operator", "has resumed the run")
 
     async def _asks(self, *, pause: bool) -> bool:
-        """Ask until there is an answer; return whether the run is still to go on."""
+        """Retry until there is an answer; return True if the run is not over."""
         while True:
             if self._asked is not None and self._asked[0].alive:
                 process, admin = self._asked

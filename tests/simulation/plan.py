@@ -1,6 +1,6 @@
-"""What a seed stands for: a federation, and the trouble that it meets.
+"""The plan of a seed: a federation and the faults injected into it.
 
-Every seed aims at one failpoint, in turn: a range of seeds strikes at all of them equally often.
+Each seed targets one failpoint, in turn, so that a range of seeds hits all of them equally often.
 """
 
 import random
@@ -11,7 +11,7 @@ from ssfl.durable.failpoints import COORDINATOR_POINTS, REFRESH_POINTS
 from ssfl.method.settings import RunSettings
 
 POINTS = (*COORDINATOR_POINTS, *REFRESH_POINTS)
-# Passed once in a run, or hardly more often; others are struck at a later passage, too.
+# Failpoints passed about once per run; others may also be hit at a later passage.
 ONCE = (
     "journal.created",
     "ack.initial",
@@ -21,9 +21,9 @@ ONCE = (
     "mask.",
     "scored.",
 )
-AFTER_A_CRASH = ("journal.taken",)  # passed by those alone who find a journal
+AFTER_A_CRASH = ("journal.taken",)  # passed only if a journal exists
 
-# What may happen, and how often compared with the rest.
+# Possible faults and their relative frequencies.
 KINDS = {
     "cut": 12,  # a connection breaks
     "silence": 6,  # a connection is half open
@@ -36,18 +36,18 @@ KINDS = {
     "full disk": 4,
     "slow network": 4,
     "clock jump": 1,
-    "again": 8,  # an old upload once more
-    "stale": 6,  # an old update as if it were of the newest step
-    "old session": 4,  # a process that should be gone sends something
+    "again": 8,  # an old upload is sent again
+    "stale": 6,  # an old update is sent for the newest step
+    "old session": 4,  # a replaced process sends a message
     "other bytes": 6,
     "not a number": 3,
 }
-PAUSED = 0.3  # of all runs are paused for a while by their operator
+PAUSED = 0.3  # share of runs that their operator pauses
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Something that happens at a moment, for a while."""
+    """A fault with its start and duration."""
 
     at_s: float
     kind: str
@@ -56,7 +56,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Client:
-    """A site as the plan wants it."""
+    """A site of the plan."""
 
     name: str
     num_samples: int
@@ -67,7 +67,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Plan:
-    """One federation and its fate."""
+    """One federation and its faults."""
 
     seed: int
     settings: RunSettings
@@ -77,17 +77,17 @@ class Plan:
     aim: str  # the failpoint where the coordinator dies; empty: nowhere
     passage: int
     episodes: tuple[Episode, ...]
-    trouble_s: float  # after this long there is none
+    trouble_s: float  # no faults are injected after this time
     chance: float = 0.0  # of a crash at any passage of any failpoint
 
     @property
     def bound_s(self) -> float:
-        """Within so long after the trouble every run ends."""
+        """The seconds within which every run ends after the last fault."""
         return 20 * (self.settings.round_deadline_s + 60)
 
 
 def plan_of(seed: int, *, quiet: bool = False, points: tuple[str, ...] = POINTS) -> Plan:
-    """Return what a seed stands for; `quiet`: the same federation without trouble."""
+    """Return the plan of a seed; `quiet`: the same federation without faults."""
     rng = random.Random(f"federation {seed}")
     aim = points[seed % len(points)]
     clients = tuple(

@@ -1,4 +1,4 @@
-"""Bugs, planted one at a time, to see that the checker finds them."""
+"""Bugs planted one at a time, to test that the checker finds them."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def folds_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def accepts_twice(patch: pytest.MonkeyPatch) -> None:
-    """Other bytes of a client that has reported are accepted, too."""
+    """A second, different upload of a client is accepted."""
     received = _Decision._received
 
     def forgetful(self: _Decision, event: Any) -> Any:
@@ -85,7 +85,7 @@ def forgets_the_spool(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_a_folder(patch: pytest.MonkeyPatch) -> None:
-    """An upload is on disk, but not the name of the folder that it is in."""
+    """An upload is synced, but not the name of its folder."""
     sync = sync_directory
 
     def not_above(folder: Path) -> None:
@@ -105,12 +105,12 @@ def forgets_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_the_base(patch: pytest.MonkeyPatch) -> None:
-    """An update counts whatever it started from."""
+    """An update counts regardless of its base."""
     patch.setattr(update_upload, "_check_base", lambda _header, _base: None)
 
 
 def serves_old_sessions(patch: pytest.MonkeyPatch) -> None:
-    """A session that a newer one replaced is served."""
+    """A session that was replaced by a newer one is served."""
     check_caller = request_checks.check_caller
 
     def trusting(caller: Any, state: Any, numbers: Any, **options: Any) -> Any:
@@ -128,7 +128,7 @@ def keeps_grants(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_a_pause(patch: pytest.MonkeyPatch) -> None:
-    """A coordinator that starts again forgets that the run is paused."""
+    """A restarted coordinator forgets that the run is paused."""
     recovered = _Decision._recovered
 
     def forgetful(self: _Decision) -> None:

@@ -9,7 +9,7 @@ from ssfl.method.settings import RunSettings
 
 
 def main(argv: list[str]) -> int:
-    """Print what the seed stands for, its trace and its end."""
+    """Print the plan of the seed, its trace and its outcome."""
     seed = int(argv[0])
     print(described(plan_of(seed)))
     outcome = run_seed(seed)
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
 
 
 def described(plan: Plan) -> str:
-    """Return a plan for people: what is not as usual."""
+    """Return the unusual parts of a plan as text."""
     usual, settings = RunSettings(), plan.settings
     changed = [
         f"{one.name}={getattr(settings, one.name)!r}"

@@ -1,4 +1,4 @@
-"""Seeds, run one after the other: what failed, how often each failpoint was struck."""
+"""Run seeds one after the other; count failures and hits of each failpoint."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from simulation.plan import Plan, plan_of
 
 @dataclass
 class Tally:
-    """What some seeds came to."""
+    """The combined outcome of some seeds."""
 
     runs: int = 0
     compared: int = 0  # with the undisturbed run
@@ -21,7 +21,7 @@ class Tally:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run a seed; a reproducible run must end as the same run without trouble does."""
+    """Run a seed; a reproducible run must end like the same run without faults."""
     plan = plan_of(seed)
     outcome = simulate(plan)
     if outcome.violation or not plan.settings.reproducible:
@@ -55,7 +55,7 @@ def run_seeds(seeds: Iterable[int]) -> Iterator[Tally]:
 
 
 def told(outcome: Outcome, lines: int = 40) -> str:
-    """Return a failure for people: the end of its trace, and how to see it again."""
+    """Return a failure as text: the end of its trace, and the command to replay it."""
     seed = outcome.plan.seed
     return "\n".join(
         [

@@ -1,7 +1,7 @@
-"""Rounds that always end: 200 of them, 10 of 100 clients wanted, each asked one may drop out.
+"""Every round ends: 200 rounds with a goal of 10 of 100 clients, each of which may drop out.
 
-The pure core alone, in virtual time: a client that drops out falls silent and is found lost after
-three missing signs of life; it comes back when the round is over.
+Only the pure core, in virtual time. A client that drops out falls silent and is lost after three
+missed heartbeats. It returns when the round is over.
 """
 
 import heapq
@@ -36,12 +36,14 @@ class Federation:
     dropouts: float
     seed: int
     now_s: float = 0.0
-    closed: list[int] = field(default_factory=list)  # reports of every training step that counted
+    closed: list[int] = field(
+        default_factory=list
+    )  # number of reports of each committed training step
     voids: int = 0
     longest_s: float = 0.0  # of a training step
     _due: list[tuple[float, int, Callable[[], Event | None]]] = field(default_factory=list)
     _count: int = 0
-    _gone: list[ClientId] = field(default_factory=list)  # who dropped out of the open step
+    _gone: list[ClientId] = field(default_factory=list)  # clients that dropped out of the open step
 
     def run(self) -> RunState:
         settings = RunSettings(
@@ -98,7 +100,7 @@ class Federation:
                 self._later(self.rng.uniform(5, 30), partial(_itself, upload))
 
     def _silent(self, step: int, client: ClientId) -> Event | None:
-        """A client was not heard of for too long; after the step it is back."""
+        """Mark a client as lost; it returns after the step."""
         if self.state.step is None or self.state.step.number != step:
             return None
         self._gone.append(client)

@@ -1,7 +1,7 @@
 """Hundreds of seeds: the real coordinator under crashes, cuts, full disks and odd clients.
 
-Each seed dies at one failpoint and meets whatever else chance has for it (plan.py); the promises
-are checked all along (checker.py). `make soak-simulation` runs thousands.
+Each seed kills the coordinator at one failpoint and injects other random faults (plan.py). The
+promises are checked throughout (checker.py). `make soak-simulation` runs thousands of seeds.
 """
 
 import os
@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_trace_twice() -> None:
 
 
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
-    """Whatever the order of sets: strings hash differently there."""
+    """The order of sets must not matter: strings hash differently there."""
     script = (
         "from simulation.plan import plan_of; from simulation.harness import simulate\n"
         "for seed in (7, 46): print(*simulate(plan_of(seed)).trace, sep='\\n')"

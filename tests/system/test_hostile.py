@@ -279,7 +279,7 @@ def test_an_update_beyond_max_update_norm_is_clipped_and_reported(programs: Prog
         start = np.r_[np.ones(200), np.zeros(30)]
         moved = float(np.linalg.norm(run.ann.final - start))
         assert moved <= 2 * 1.0 * (1 + 1e-6), "two rounds, each of length one at most"
-        run.coordinator.says("shortened to --max-update-norm")
+        run.coordinator.says("clipped to --max-update-norm")
 
 
 def test_absurd_scores_do_not_count(programs: Programs) -> None:

@@ -1,4 +1,4 @@
-"""The books of a run, kept by a coordinator with real files: rows first, then their totals."""
+"""Byte accounting of a coordinator with real files: rows first, then their totals."""
 
 import csv
 from collections import Counter

@@ -34,7 +34,7 @@ def test_a_peer_that_is_not_a_tcp_connection_has_no_place(peer: str) -> None:
 
 
 class Wire:
-    """One connection: both ends are in this process, the near one is on the port."""
+    """One connection with both ends in this process; the near end is on the port."""
 
     def __init__(self, server: socket.socket) -> None:
         self.far = socket.create_connection(server.getsockname()[:2])
@@ -106,7 +106,7 @@ def test_each_client_is_booked_the_bytes_since_the_last_sample() -> None:
             one.up(100)
             two.down(7)
             await connections.count()
-            assert booked(ledger) == {}, "nobody has spoken yet"
+            assert booked(ledger) == {}, "no call was made yet"
             connections.belongs(one.peer, ANN)
             connections.belongs(two.peer, BOB)
             await connections.count()
@@ -114,7 +114,7 @@ def test_each_client_is_booked_the_bytes_since_the_last_sample() -> None:
             one.up(5)
             await connections.count()
             assert booked(ledger) == {("ann", "up"): 5}
-            connections.belongs(one.peer, BOB)  # a proxy: the one that spoke last
+            connections.belongs(one.peer, BOB)  # a proxy: the last caller
             one.up(6)
             await connections.count()
             assert booked(ledger) == {("bob", "up"): 6}
@@ -134,7 +134,7 @@ def test_a_reused_port_is_a_new_connection() -> None:
             wire.up(100)
             await connections.count()
             port = wire.far.getsockname()[1]
-            linger = b"\x01\0\0\0\0\0\0\0"  # reset: the port is free at once
+            linger = b"\x01\0\0\0\0\0\0\0"  # reset on close, so that the port is free at once
             wire.far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             wire.close()
             far = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", port))
@@ -167,7 +167,7 @@ def test_concurrent_callers_share_a_sample(monkeypatch: pytest.MonkeyPatch) -> N
             first = asyncio.ensure_future(connections.count())
             while not looks:
                 await asyncio.sleep(0)
-            wire.up(9)  # the look under way may have missed it
+            wire.up(9)  # the sample in progress may have missed it
             await asyncio.gather(*(connections.count() for _ in range(100)))
             await first
         assert booked(ledger) == {("ann", "up"): 9}

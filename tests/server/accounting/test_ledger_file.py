@@ -12,7 +12,7 @@ ANN = ClientId("ann")
 
 
 def rows_of(num_bytes: int) -> list[dict[str, Any]]:
-    """Return what one message and one look at a connection leave in a ledger."""
+    """Return the rows of one message and one sample of a connection."""
     ledger = Ledger()
     ledger.count("values", Direction.UP, num_bytes, 4, client=ANN, encoding="values_only")
     ledger.carry(ANN, Direction.UP, num_bytes + 1)
@@ -25,7 +25,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def written(path: Path, *appended: int) -> list[int]:
-    """Append rows of so many bytes as steps 1, 2, ...; return the file's length after each."""
+    """Append rows of the given bytes as steps 1, 2, ...; return the file length after each."""
     file = LedgerFile(path, 0)
     lengths = [file.append(rows_of(n), "run", 0, step) for step, n in enumerate(appended, 1)]
     file.close()
@@ -56,7 +56,7 @@ def test_outside_steps_round_and_step_are_empty(tmp_path: Path) -> None:
 def test_rows_beyond_the_journalled_length_are_truncated(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "ledger.csv"
     lengths = written(path, 10, 20)
-    with path.open("r+b") as file:  # the second append was under way when the power went
+    with path.open("r+b") as file:  # the power failed during the second append
         file.truncate(lengths[1] - torn)
     again = LedgerFile(path, lengths[0])
     assert path.stat().st_size == lengths[0]

@@ -1,4 +1,4 @@
-"""How much memory a process may have, by the control groups it is in."""
+"""The memory limit of a process, by its control groups."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def test_the_lowest_limit_of_the_parent_control_groups_applies(tmp_path: Path) -
     own.mkdir(parents=True)
     (groups / "pod" / "memory.max").write_text("500000\n")
     (own / "memory.max").write_text("max\n")
-    (tmp_path / "memory.max").write_text("1\n")  # outside the groups: none of ours
+    (tmp_path / "memory.max").write_text("1\n")  # outside the groups: ignored
     assert memory_limit_bytes(groups, "/pod/container") == 500_000
 
 

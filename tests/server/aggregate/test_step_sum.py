@@ -27,7 +27,7 @@ C1, C2, C3 = COHORT
 
 
 class Summing(FedAvg):
-    """Keeps what it was given, so that a test sees the sum itself."""
+    """Keeps its input, so that a test sees the sum itself."""
 
     def finish(
         self, work: Work, state: ModelState, reduced: Vector, _rounds_done: int
@@ -59,7 +59,7 @@ def step_with(spool: Spool, work: Work, uploads: Mapping[ClientId, Vector]) -> S
 
 
 def total(step: Step, model: ModelState, spool: Spool, *folded: ClientId) -> list[float]:
-    """Fold some clients as they come, then finish; return the mean."""
+    """Fold some clients in the given order, then finish; return the mean."""
     opened = replace(step, uploads={}, closed=None)
     step_sum = StepSum(opened, model, spool, Summing(RunSettings()))
     for client in folded:
@@ -99,7 +99,7 @@ def test_any_order_of_folding_gives_the_same_bits(spool: Spool, model: ModelStat
 def test_after_a_restart_the_same_uploads_give_the_same_bits(
     spool: Spool, model: ModelState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was folded before the crash, and in blocks of any size."""
+    """For any uploads folded before the crash, and blocks of any size."""
     step = step_with(spool, Work.TRAIN, random_uploads(6))
     undisturbed = total(step, model, spool, C1, C2, C3)
     for block in (1, 4, 5):
@@ -149,7 +149,7 @@ def test_huge_scores_do_not_overflow(spool: Spool, model: ModelState) -> None:
 
 
 def test_the_grid_of_updates_is_fixed_by_the_cohort(spool: Spool, model: ModelState) -> None:
-    """It was announced in the task, so it cannot depend on who reported."""
+    """It was announced in the task, so it cannot depend on which clients reported."""
     del model
     step = step_with(spool, Work.TRAIN, random_uploads(6))
     assert update_fraction_bits(step) == 36
@@ -247,8 +247,8 @@ def test_outlier_scores_do_not_count_and_are_logged(
     step = step_with(spool, Work.SCORE, uploads)
     without = replace(step, closed=(C1, C2))
     assert total(step, model, spool) == total(without, model, spool)
-    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert vars(told)["client"] == C3 and "do not count" in told.message
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert vars(record)["client"] == C3 and "do not count" in record.message
 
 
 def test_outlier_scores_may_be_kept(

@@ -1,4 +1,4 @@
-"""The mean over those who hold a value, against exact fractions."""
+"""The mean over the clients that hold a value, compared with exact fractions."""
 
 from collections.abc import Mapping
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What is counted as it happens: clients, and bytes against those of the dense model."""
+"""Process counters: clients, and bytes relative to the dense model."""
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
@@ -26,7 +26,7 @@ REPORT = {
 
 
 class Run:
-    """A counters, told facts as the coordinator tells them, and a ledger for the bytes."""
+    """Counters that receive facts as in the coordinator, and a ledger for the bytes."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
@@ -35,20 +35,20 @@ class Run:
         self.counters.begin(self.state, self.ledger)
         self.step = 0
 
-    def tell(self, *told: Fact) -> None:
-        for fact in told:
+    def add(self, *new_facts: Fact) -> None:
+        for fact in new_facts:
             self.counters.take(fact, self.state, self.ledger, VALUES)
             self.state = apply(self.state, fact)
 
     def join(self, *clients: ClientId) -> None:
         for number, client in enumerate(clients, 1):
-            self.tell(facts.ClientJoined(client, number, "t", 5, "", "cpu"))
-            self.tell(facts.ClientJoined(client, number, "t", 5, "m", "cpu"))
+            self.add(facts.ClientJoined(client, number, "t", 5, "", "cpu"))
+            self.add(facts.ClientJoined(client, number, "t", 5, "m", "cpu"))
 
     def start(self, work: Work, *sent: ClientId) -> None:
         """Begin a step; `sent` are sent the kept values."""
         self.step += 1
-        self.tell(facts.StepStarted(self.step, work, "", 0, 0, {A: 5, B: 5}))
+        self.add(facts.StepStarted(self.step, work, "", 0, 0, {A: 5, B: 5}))
         phase = "values" if work is Work.TRAIN else "evaluation"
         for client in sent:
             self.ledger.count(phase, Direction.DOWN, 50, 4 * KEPT, client=client)
@@ -56,14 +56,14 @@ class Run:
     def report(self, client: ClientId) -> None:
         if self.state.step and self.state.step.work is Work.TRAIN:
             self.ledger.count("values", Direction.UP, 50, 4 * KEPT, client=client)
-        self.tell(facts.UploadAccepted(self.step, client, "", 0.0, REPORT))
+        self.add(facts.UploadAccepted(self.step, client, "", 0.0, REPORT))
 
     def commit(self, work: Work) -> None:
         self.report(A)
         self.report(B)
-        self.tell(facts.StepClosed(self.step, (A, B), ()))
-        told = {"seconds": 3.0, "phases": {"training": 1.0} if work is Work.TRAIN else None}
-        self.tell(facts.StepCommitted(self.step, 1, "", KEPT, "", told))
+        self.add(facts.StepClosed(self.step, (A, B), ()))
+        report = {"seconds": 3.0, "phases": {"training": 1.0} if work is Work.TRAIN else None}
+        self.add(facts.StepCommitted(self.step, 1, "", KEPT, "", report))
 
 
 def begun() -> Run:
@@ -75,9 +75,9 @@ def begun() -> Run:
 def test_a_join_counts_when_the_client_has_its_model() -> None:
     run = begun()
     assert run.counters.joined == {False: 2}
-    run.tell(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"))
+    run.add(facts.ClientJoined(A, 9, "t", 5, "m", "cpu"))
     assert run.counters.joined == {False: 2, True: 1}
-    run.join(B)  # started again: it first asks for the model, then joins with it
+    run.join(B)  # restarted: it first asks for the model, then joins with it
     assert run.counters.joined == {False: 2, True: 2}
 
 
@@ -155,11 +155,11 @@ def test_times_are_counted_by_work_and_by_phase() -> None:
     assert run.counters.phases["training"].total == 1.0
     assert run.counters.reported == {"train": 2, "evaluate": 2}
     assert run.counters.results[A].upload_bytes == 40
-    assert run.counters.results[A].broadcast_s == 0.25  # not what it was waited for
+    assert run.counters.results[A].broadcast_s == 0.25  # without the time before the task was sent
 
 
 def test_void_steps_are_counted() -> None:
     run = begun()
     run.start(Work.TRAIN, A, B)
-    run.tell(facts.StepVoided(run.step, "too few"))
+    run.add(facts.StepVoided(run.step, "too few"))
     assert run.counters.void == 1

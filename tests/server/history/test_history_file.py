@@ -1,4 +1,4 @@
-"""history.json, told from a journal."""
+"""history.json, generated from a journal."""
 
 import gc
 import json
@@ -25,7 +25,7 @@ def journal_of(folder: Path, records: list[bytes]) -> Journal:
     return journal
 
 
-def told(records: list[bytes]) -> History:
+def history_of(records: list[bytes]) -> History:
     history = History()
     for record in records:
         history.add(facts.from_json(record))
@@ -45,7 +45,7 @@ def test_the_history_from_the_journal_equals_the_one_in_memory(tmp_path: Path) -
     world.finish_calmly()
     records = world.journal
     journal = journal_of(tmp_path, records)
-    whole = told(records)
+    whole = history_of(records)
     assert (len(whole.rounds), len(whole.masks)) == (4, 3)
     newest = Newest()
     for record in records:
@@ -56,8 +56,8 @@ def test_the_history_from_the_journal_equals_the_one_in_memory(tmp_path: Path) -
     assert newest.seconds_per_round == whole.seconds_per_round
     half = len(records) // 2
     stop = 8 + sum(12 + len(record) for record in records[:half])
-    assert document(journal, stop, told(records[:half])) == json.loads(
-        json.dumps(told(records[:half]).to_dict())
+    assert document(journal, stop, history_of(records[:half])) == json.loads(
+        json.dumps(history_of(records[:half]).to_dict())
     )
 
 

@@ -1,4 +1,4 @@
-"""Entries of a run that goes on, by turns from the journal and from the run: each exactly once."""
+"""Entries of a running run, read from the journal and from the run: each exactly once."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SETTINGS = RunSettings(clients=3, rounds=12, evaluate_every=2, refresh_rounds="3
 
 
 class Run:
-    """A run that is told again, some facts at a time, as the coordinator does it."""
+    """A run that is replayed, some facts at a time, as in the coordinator."""
 
     def __init__(self, folder: Path, records: list[bytes]) -> None:
         self.journal = Journal(folder / "journal")
@@ -69,7 +69,7 @@ def test_every_entry_is_yielded_once_and_in_order(
     monkeypatch.setattr(live_entries, "MAX_ROWS", draw.choice((5, 12, 1000)))
     found: list[HistoryEntry] = []
     while run.rest:
-        for _ in range(draw.choice((1, 3, 40))):  # batches between two questions
+        for _ in range(draw.choice((1, 3, 40))):  # batches between two reads
             run.go_on(draw.choice((1, 2, 5, 14)))
         found += follows.entries(draw.choice((-1.0, 60.0)))  # one entry of the journal, or all
     while follows.read_bytes < run.published_journal_bytes:
@@ -83,7 +83,7 @@ def test_a_reader_that_keeps_asking_reads_the_journal_once(run: Run, follows: Fo
     run.go_on(len(run.rest) // 2)
     found = list(follows.entries(60.0))
     assert 0 < [one.name for one in found].count("rounds") < SETTINGS.rounds
-    run.journal.path.unlink()  # whoever read on in it would fail
+    run.journal.path.unlink()  # reading it again would fail
     while run.rest:
         run.go_on(4, journal=False)
         found += follows.entries(60.0)
@@ -94,7 +94,7 @@ def test_entries_are_not_buffered_for_a_reader_that_stopped_asking(
     run: Run, follows: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_entries, "MAX_ROWS", 20)
-    assert run.live_entries.take() is None, "nobody has asked yet"
+    assert run.live_entries.take() is None, "no reader has asked yet"
     list(follows.entries(60.0))
     assert run.live_entries.take() == []
     run.go_on(len(run.rest))

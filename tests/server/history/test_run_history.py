@@ -33,7 +33,7 @@ def started(step: int, work: Work, rounds_done: int, attempt: int = 0) -> Fact:
     return facts.StepStarted(step, work, "", rounds_done, attempt, COHORT)
 
 
-def told(*story: Fact) -> History:
+def history_of(*story: Fact) -> History:
     history = History()
     for fact in story:
         history.add(fact)
@@ -64,7 +64,7 @@ EVALUATION = (
 
 
 def test_votes_carry_their_share_of_the_data_and_absent_voters_are_listed() -> None:
-    history = told(*SCORING)
+    history = history_of(*SCORING)
     assert history.votes == [
         {"client": "c1", "num_samples": 10, "work_s": 1.0, "share": 0.25},
         {"client": "c2", "num_samples": 30, "work_s": 2.0, "share": 0.75},
@@ -73,14 +73,14 @@ def test_votes_carry_their_share_of_the_data_and_absent_voters_are_listed() -> N
 
 
 def test_excluded_scores_are_not_votes() -> None:
-    history = told(*SCORING[:-1], committed(1, outliers=["c1"]))
+    history = history_of(*SCORING[:-1], committed(1, outliers=["c1"]))
     assert [(row["client"], row["share"]) for row in history.votes] == [("c2", 1.0)]
     assert history.not_voted == ["c1", "c3"]
     assert history.newest_mask["votes"] == {"c2": 1.0}
 
 
 def test_a_round_has_losses_and_accuracies_of_its_base_and_of_personal_models() -> None:
-    (entry,) = told(*SCORING, *ROUND_0).rounds
+    (entry,) = history_of(*SCORING, *ROUND_0).rounds
     assert (entry["round"], entry["attempt"], entry["rounds_done"]) == (0, 0, 0)
     assert entry["training_loss"] == 1.0
     assert (entry["pooled"], entry["mean"], entry["personal"]) == (12 / 20, (0.4 + 0.8) / 2, 0.8)
@@ -93,13 +93,13 @@ def test_a_round_has_losses_and_accuracies_of_its_base_and_of_personal_models() 
 def test_a_replacement_client_is_listed_with_its_samples() -> None:
     begun = facts.StepStarted(2, Work.TRAIN, "", 0, 0, {C1: 10})
     replaced = facts.ClientsAdded(2, {C3: 7})
-    (entry,) = told(*SCORING, begun, replaced, *ROUND_0[1:]).rounds
+    (entry,) = history_of(*SCORING, begun, replaced, *ROUND_0[1:]).rounds
     rows = [(row["client"], row["num_samples"]) for row in entry["clients"]]
     assert rows == [("c1", 10), ("c3", 7)]
 
 
 def test_an_evaluation_pools_samples_and_averages_clients() -> None:
-    (entry,) = told(*SCORING, *ROUND_0, *EVALUATION).evaluations
+    (entry,) = history_of(*SCORING, *ROUND_0, *EVALUATION).evaluations
     assert entry["pooled"] == 9 / 40
     assert entry["mean"] == (0.9 + 0.0) / 2
     assert entry["loss"] == 10 / 40
@@ -117,7 +117,7 @@ def test_every_agreed_mask_is_listed_with_its_reason_layers_and_votes() -> None:
         facts.StepClosed(7, (C1,), ()),
         facts.StepCommitted(7, 2, "k2", 5, "b7", {"layers": layers, "renewed": renewed}),
     )
-    history = told(*SCORING, *ROUND_0, *again)
+    history = history_of(*SCORING, *ROUND_0, *again)
     first, second = history.to_dict()["masks"]
     assert (first["epoch"], first["reason"], first["renewed"]) == (1, "", None)
     assert first["votes"] == {"c1": 0.25, "c2": 0.75}
@@ -127,12 +127,12 @@ def test_every_agreed_mask_is_listed_with_its_reason_layers_and_votes() -> None:
         "layers": layers, "renewed": renewed, "votes": {"c1": 1.0},
     }  # fmt: skip
     assert history.newest_mask == second
-    assert told().newest_mask == {}
+    assert history_of().newest_mask == {}
 
 
 def test_a_mask_agreed_without_clients_has_no_votes() -> None:
     alone = facts.StepStarted(1, Work.SCORE, "random", 0, 0, {})
-    history = told(alone, facts.StepClosed(1, (), ()), committed(1))
+    history = history_of(alone, facts.StepClosed(1, (), ()), committed(1))
     assert (history.votes, history.masks[0]["votes"]) == ([], {})
 
 
@@ -141,7 +141,7 @@ def test_an_evaluation_has_validation_results_if_clients_report_them() -> None:
         {"evaluation": evaluation(9, 10, 1.0), "validation": evaluation(1, 4, 2.0)},
         {"evaluation": evaluation(0, 30, 9.0)},
     ]
-    history = told(
+    history = history_of(
         started(3, Work.EVALUATE, 1),
         *(
             facts.UploadAccepted(3, client, "", 0.0, report)
@@ -153,7 +153,7 @@ def test_an_evaluation_has_validation_results_if_clients_report_them() -> None:
     (entry,) = history.evaluations
     assert entry["pooled"] == 9 / 40
     assert entry["validation"]["pooled"] == 1 / 4
-    assert told(*ROUND_0, *EVALUATION).evaluations[0]["validation"] is None
+    assert history_of(*ROUND_0, *EVALUATION).evaluations[0]["validation"] is None
 
 
 def test_personal_models_are_listed_with_the_global_model_and_their_data_sizes() -> None:
@@ -161,7 +161,7 @@ def test_personal_models_are_listed_with_the_global_model_and_their_data_sizes()
         report = {"evaluation": evaluation(correct, 10, 5.0), "personal": evaluation(personal, 10)}
         return facts.UploadAccepted(9, client, "", 0.0, report)
 
-    history = told(
+    history = history_of(
         started(9, Work.PERSONALIZE, 1),
         own(C3, 5, 9),
         own(C1, 3, 7),
@@ -175,11 +175,11 @@ def test_personal_models_are_listed_with_the_global_model_and_their_data_sizes()
     ]  # fmt: skip
     first = end["clients"][0]
     assert (first["global"], first["personal"], first["test_samples"]) == (0.3, 0.7, 10)
-    assert told(*SCORING).to_dict()["personal"] is None
+    assert history_of(*SCORING).to_dict()["personal"] is None
 
 
 def test_an_evaluation_without_reports_has_no_results() -> None:
-    history = told(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
+    history = history_of(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
     assert history.evaluations[0]["pooled"] is None
     assert history.newest == {}
 
@@ -189,7 +189,7 @@ def test_a_void_step_is_counted_and_its_uploads_are_dropped() -> None:
     again = tuple(
         started(4, Work.TRAIN, 0, attempt=1) if fact is ROUND_0[0] else fact for fact in ROUND_0
     )
-    history = told(*void, *again)
+    history = history_of(*void, *again)
     assert history.num_void == 1
     (entry,) = history.rounds
     assert entry["attempt"] == 1
@@ -197,34 +197,34 @@ def test_a_void_step_is_counted_and_its_uploads_are_dropped() -> None:
 
 
 def test_the_ledger_is_the_newest_journalled_one() -> None:
-    history = told(*SCORING, *ROUND_0, *EVALUATION)
+    history = history_of(*SCORING, *ROUND_0, *EVALUATION)
     assert history.ledger == [{"phase": "values"}]
     assert history.evaluations[0]["ledger"] == [{"phase": "values"}]
 
 
 def test_totals_and_ledger_length_come_from_the_same_fact() -> None:
-    assert told(*SCORING).account == ([{"phase": "scores"}], 0)
+    assert history_of(*SCORING).account == ([{"phase": "scores"}], 0)
     round_0 = (*ROUND_0[:-1], committed(2, ledger=[{"phase": "values"}], ledger_bytes=70))
-    assert told(*SCORING, *round_0, *EVALUATION).account == ([{"phase": "values"}], 70)
+    assert history_of(*SCORING, *round_0, *EVALUATION).account == ([{"phase": "values"}], 70)
     fetched = facts.BytesCounted({"ledger": [{"phase": "mask"}], "ledger_bytes": 90})
-    history = told(*SCORING, *round_0, fetched)
+    history = history_of(*SCORING, *round_0, fetched)
     assert history.account == ([{"phase": "mask"}], 90)
     assert history.rounds[0]["ledger"] == [{"phase": "values"}]
     assert "ledger_bytes" not in history.to_dict()
 
 
 def test_accuracy_is_of_the_newest_model_and_prefers_an_evaluation_by_all_clients() -> None:
-    assert told().newest == {}
-    assert told(*SCORING).newest == {}
-    assert told(*ROUND_0).newest["pooled"] == 0.6
-    assert told(*ROUND_0, *EVALUATION).newest["pooled"] == 9 / 40
+    assert history_of().newest == {}
+    assert history_of(*SCORING).newest == {}
+    assert history_of(*ROUND_0).newest["pooled"] == 0.6
+    assert history_of(*ROUND_0, *EVALUATION).newest["pooled"] == 9 / 40
     sampled = (
         started(5, Work.TRAIN, 1),
         trained(5, C1, correct=9, personal=9, loss=1.0),
         facts.StepClosed(5, (C1,), ()),
         committed(5),
     )
-    assert told(*ROUND_0, *EVALUATION, *sampled).newest["pooled"] == 9 / 40
+    assert history_of(*ROUND_0, *EVALUATION, *sampled).newest["pooled"] == 9 / 40
 
 
 def round_of(seconds: float | None) -> tuple[Fact, ...]:
@@ -232,17 +232,17 @@ def round_of(seconds: float | None) -> tuple[Fact, ...]:
 
 
 def test_pace_is_the_median_of_recent_rounds() -> None:
-    assert told(*SCORING).seconds_per_round is None
-    assert told(*round_of(3.0), *round_of(1.0)).seconds_per_round == 2.0
-    night = told(*round_of(1.0), *round_of(30_000.0), *round_of(None), *round_of(2.0))
+    assert history_of(*SCORING).seconds_per_round is None
+    assert history_of(*round_of(3.0), *round_of(1.0)).seconds_per_round == 2.0
+    night = history_of(*round_of(1.0), *round_of(30_000.0), *round_of(None), *round_of(2.0))
     assert night.seconds_per_round == 2.0
-    later = told(*(fact for n in range(60) for fact in round_of(1.0 if n < 40 else 5.0)))
+    later = history_of(*(fact for n in range(60) for fact in round_of(1.0 if n < 40 else 5.0)))
     assert later.seconds_per_round == 5.0 and len(later.round_times) == 20
 
 
 def test_pace_includes_the_share_of_tests_between_rounds() -> None:
     tested = (*EVALUATION[:-1], committed(3, seconds=8.0))
-    assert told(*round_of(1.0), *round_of(1.0), *tested).seconds_per_round == 5.0
+    assert history_of(*round_of(1.0), *round_of(1.0), *tested).seconds_per_round == 5.0
 
 
 NOTHING: dict[str, object] = {"pooled": None, "mean": None, "loss": None, "metrics": {}}
@@ -257,7 +257,7 @@ def test_accuracies_by_hand() -> None:
 
 @pytest.mark.parametrize("length", range(len(SCORING + ROUND_0 + EVALUATION) + 1))
 def test_any_prefix_of_the_facts_gives_a_history(length: int) -> None:
-    history = told(*(SCORING + ROUND_0 + EVALUATION)[:length])
+    history = history_of(*(SCORING + ROUND_0 + EVALUATION)[:length])
     assert set(history.to_dict()) == {
         *("votes", "not_voted", "densities", "masks", "rounds", "evaluations", "personal"),
         *("ledger", "num_void"),

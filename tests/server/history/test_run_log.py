@@ -1,4 +1,4 @@
-"""What is worth a warning in the log."""
+"""Warnings in the log of a run."""
 
 import logging
 from dataclasses import replace
@@ -69,8 +69,8 @@ def test_clipped_updates_are_logged_with_their_norms(
     _log_clipped({"round": 3, "clients": rows[:1]}, 1.0)
     assert caplog.records == []
     _log_clipped({"round": 3, "clients": rows}, 1.0)
-    told = vars(caplog.records[0])
-    assert (told["round"], told["limit"], told["norms"]) == (3, 1.0, "c1 12.5")
+    record = vars(caplog.records[0])
+    assert (record["round"], record["limit"], record["norms"]) == (3, 1.0, "c1 12.5")
 
 
 def test_the_coding_error_is_logged_with_three_digits(caplog: pytest.LogCaptureFixture) -> None:

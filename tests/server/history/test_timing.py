@@ -1,4 +1,4 @@
-"""Where the time of a step went: along the client whose result came last, adding up to the step."""
+"""Phases of a step, along the client whose result arrived last; they add up to the step."""
 
 import pytest
 
@@ -18,7 +18,7 @@ class Clock:
 
 
 def step(**slow: float) -> Step:
-    """A closed step of two clients; `slow` changes what the last one reported."""
+    """A closed step of two clients; `slow` changes the report of the last one."""
     reports = {
         QUICK: {"sent_s": 0.5, "work_s": 1.0, "received_s": 2.0},
         SLOW: {"sent_s": 1.0, "work_s": 5.0, "received_s": 8.0} | slow,
@@ -39,9 +39,9 @@ def timed(done: Step) -> dict[str, float]:
     clock.now_s = 112.0
     times.sum()
     clock.now_s = 112.5
-    told = times.report(done)
-    assert (told["seconds"], told["last"], told["began"]) == (12.5, SLOW, 1_000_000.0)
-    phases: dict[str, float] = told["phases"]
+    report = times.report(done)
+    assert (report["seconds"], report["last"], report["began"]) == (12.5, SLOW, 1_000_000.0)
+    phases: dict[str, float] = report["phases"]
     assert tuple(phases) == PHASES
     assert sum(phases.values()) == pytest.approx(12.5)
     return phases

@@ -1,4 +1,4 @@
-"""Rounds in which clients are lost, replaced and late: the journalled sets make the same model."""
+"""Rounds with lost, replaced and late clients: the journalled uploads give the same model."""
 
 import random
 from pathlib import Path
@@ -39,7 +39,7 @@ async def begin(coordinator: Coordinator, manifest: Manifest) -> None:
 
 
 async def disturbed_step(coordinator: Coordinator, chance: random.Random) -> None:
-    """Lose two of those who are asked for an update, let the others answer in any order."""
+    """Lose two of the clients asked for an update; let the others answer in any order."""
     step = coordinator.run.state.step
     assert step is not None
     if step.work is Work.TRAIN:
@@ -75,10 +75,10 @@ def test_counted_uploads_reproduce_the_model(
 
     while not finals:
         conduct(tmp_path, script, SETTINGS, keep_uploads=True)
-    told = read_state(tmp_path)
-    assert any(isinstance(fact, ClientsAdded) for fact in told.facts), "nobody was replaced"
+    inspected = read_state(tmp_path)
+    assert any(isinstance(fact, ClientsAdded) for fact in inspected.facts), "no client was replaced"
     refold = Refold(tmp_path, SETTINGS)
-    results = [result for fact in told.facts if (result := refold.take(fact))]
+    results = [result for fact in inspected.facts if (result := refold.take(fact))]
     assert [result.verdict for result in results] == [Verdict.OK] * len(results)
     assert [result.work for result in results].count(Work.SCORE) == 3
     assert results[-1].base_digest == finals[0]

@@ -1,4 +1,4 @@
-"""From a state directory to a run and back, with real files."""
+"""Recovery of a run from a state directory with real files."""
 
 import json
 from dataclasses import asdict, fields, replace
@@ -96,7 +96,7 @@ def test_a_run_is_recovered_with_its_model_history_and_bytes(
 def test_a_refreshed_mask_is_recovered_with_its_scored_model(
     tmp_path: Path, model: ModelState, deactivated: str
 ) -> None:
-    """Where pruned weights rest follows from it: the next refresh scores the same bits."""
+    """It determines where pruned weights rest, so the next refresh scores the same bits."""
     settings = replace(SETTINGS, deactivated=deactivated)
     assert model.values is not None
     ssfl = Ssfl(settings)
@@ -131,7 +131,7 @@ def test_a_refreshed_mask_is_recovered_with_its_scored_model(
 
 
 def test_a_run_of_the_previous_version_resumes(tmp_path: Path, model: ModelState) -> None:
-    """Its journal knows neither the new settings nor the new fields of its facts."""
+    """Its journal has neither the new settings nor the new fields of facts."""
     new = {one.name for one in fields(RunSettings)} - OLD_SETTINGS
     assert len(new) > 20
     old = {name: value for name, value in asdict(SETTINGS).items() if name in OLD_SETTINGS}
@@ -168,7 +168,7 @@ OLD_SETTINGS = {
 
 
 def without_new_fields(record: bytes) -> bytes:
-    """Return a record as the version before would have written it."""
+    """Return a record as the previous version would have written it."""
     told = json.loads(record)
     for name in ("labels", "reducer", "equal_weights", "num_batches", "scored_digest"):
         told.pop(name, None)
@@ -255,7 +255,7 @@ def test_nothing_is_moved_if_there_is_no_run(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_fresh_start_is_completed_by_the_next(tmp_path: Path) -> None:
-    """The journal moves last: what a crash left behind is moved by the next --fresh."""
+    """The journal moves last, so the next --fresh moves the files that a crash left."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "mask-1.bin").write_bytes(b"old")
     (tmp_path / "state" / "lock").touch()
@@ -270,7 +270,7 @@ def test_an_interrupted_fresh_start_is_completed_by_the_next(tmp_path: Path) -> 
     "name", ["mask-1.bin", "values-3.f32", "manifest-ab.json", "initial-ab.f32"]
 )
 def test_model_files_are_detected(tmp_path: Path, name: str) -> None:
-    """So that a coordinator whose journal is gone does not begin a new run over them."""
+    """A coordinator without its journal must not start a new run over them."""
     store = Store(tmp_path, seed=0)
     assert not store.holds_something()
     (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""A coordinator killed at any point takes the run to the same end."""
+"""A coordinator killed at any point finishes the run with the same result."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,15 +38,14 @@ def undisturbed(settings: RunSettings) -> World:
 
 
 def lasting(state: RunState) -> RunState:
-    """Return a state without what is not journalled."""
+    """Return a state without the fields that are not journalled."""
     return replace(with_lost(state, frozenset()), newcomer_s=0.0, step_began_s=0.0)
 
 
 def crashes(settings: RunSettings) -> Iterator[World]:
-    """Yield the world after each fact of an undisturbed run, as a crash right then leaves it.
+    """Yield the world after each fact of an undisturbed run, as left by a crash at that point.
 
-    Uploads and sums are on disk before the facts that speak of them, so whatever the whole run
-    spooled and stored up to its fact is there.
+    Uploads and sums are on disk before the facts that name them, so all files up to a fact exist.
     """
     whole = undisturbed(settings)
     told = [facts.from_json(record) for record in whole.journal]
@@ -94,7 +93,7 @@ def test_a_crash_after_any_fact_leads_to_the_same_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_crashes_in_a_row_have_the_effect_of_one(name: str) -> None:
-    """Recovering journals nothing of its own that a second recovery would see otherwise."""
+    """Recovery journals no facts that would change a second recovery."""
     for world in crashes(RUNS[name]):
         journal, state = list(world.journal), lasting(world.state)
         world.restart()

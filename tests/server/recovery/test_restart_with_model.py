@@ -29,7 +29,7 @@ DEADLINE_S = 20.0
 
 
 class Gate:
-    """Reads the model when it is let."""
+    """Reads the model when the test allows it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
@@ -42,7 +42,7 @@ class Gate:
 
 
 def trained(folder: Path, manifest: Manifest) -> None:
-    """Leave a state directory behind with round 0 open, c2's update in it."""
+    """Create a state directory with round 0 open and the update of c2 in it."""
 
     async def script(coordinator: Coordinator) -> None:
         steps = Steps(coordinator, manifest)
@@ -114,7 +114,7 @@ def test_join_is_answered_at_once_while_tasks_and_uploads_wait_for_the_model(
 
 
 def _unless_first(wait: Any) -> Any:
-    """The helper that opens a coordinator waits for its model; here it must not."""
+    """Open a coordinator without waiting for its model, unlike the shared helper."""
     asked = []
 
     async def current_model(run: RunLoop) -> ModelState | None:
@@ -127,7 +127,7 @@ def _unless_first(wait: Any) -> Any:
 def test_a_sum_that_is_due_waits_for_the_model(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill between the last upload and the sum: the new process makes it once it can."""
+    """After a kill between the last upload and the sum, the new process computes the sum."""
     trained(tmp_path, manifest)
     gate = Gate(monkeypatch)
     threading.Timer(0.0, gate.open.set).start()

@@ -1,4 +1,4 @@
-"""Snapshots: what they hold is what the journal tells, and without them nothing is lost."""
+"""Snapshots equal the replayed journal, and nothing is lost without them."""
 
 import logging
 import stat

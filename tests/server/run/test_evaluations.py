@@ -1,4 +1,4 @@
-"""Which evaluations decide something, and which ones a run waits for."""
+"""Evaluations that decide, and evaluations that a run waits for."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ SETTINGS = RunSettings(
 
 
 def evaluating(**changes: Any) -> World:
-    """Return a run whose first round is done and is to be tested by all."""
+    """Return a run after its first round, with an open evaluation by all clients."""
     settings = replace(SETTINGS, **changes)
     settings.validate()
     world = World(settings, list(CLIENTS))
@@ -38,7 +38,7 @@ def open_step(world: World, work: Work) -> Step:
 
 
 def evaluated_by(world: World, correct: int, *clients: ClientId) -> None:
-    """Let some clients find so many of ten samples right; the others are too late."""
+    """Let clients report this many of ten samples correct; the others miss the deadline."""
     step = open_step(world, Work.EVALUATE)
     tested = {"correct": correct, "total": 10, "loss_sum": 1.0}
     for client in clients:

@@ -49,7 +49,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 
 def test_the_examples_set_every_field_to_a_non_default_value() -> None:
-    """Otherwise a field that the journal forgets could go unseen."""
+    """Otherwise a field missing from the journal would go unnoticed."""
     forgotten = [
         f"{type(fact).__name__}.{one.name}"
         for fact in ONE_OF_EACH
@@ -102,7 +102,7 @@ def test_a_record_that_is_not_a_fact_raises_value_error(text: bytes) -> None:
         from_json(text)
 
 
-# As the version before wrote them, which knew no refresh.
+# As written by the previous version, which had no refresh.
 OLD_RECORDS = [
     b'{"fact":"ClientJoined","client":"c1","session":1,"token":"t","num_samples":10,'
     b'"manifest_digest":"m","fingerprint":"cpu","class_counts":{},"encodings":[1,2]}',

@@ -1,4 +1,4 @@
-"""Whose scores do not count: decided by the largest of each report, as the journal has it."""
+"""Outlier scores: decided by the largest score of each report in the journal."""
 
 import pytest
 
@@ -21,10 +21,10 @@ def found(*largest: float) -> list[str]:
         ((1.0, 2.0, 2.1e6), ["c2"]),
         ((1.0, 2.0, 2e6), []),  # a million times the median is not above it
         ((1.0, 1.0, 1.0, 1e9, 1e30), ["c3", "c4"]),
-        ((1.0, 1e30), []),  # of two, nobody can say who is wrong
+        ((1.0, 1e30), []),  # of two clients, either could be wrong
         ((1e30,), []),
         ((), []),
-        ((0.0, 0.0, 1.0), []),  # most have no scores at all: who has some counts
+        ((0.0, 0.0, 1.0), []),  # most have only zeros: the others count
         ((0.0, 1.0, 1.0, 1e30), ["c3"]),
         ((1e-30, 2e-30, 1e-20), ["c2"]),
         ((1e38, 3e38, 2e38), []),

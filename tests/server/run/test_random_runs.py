@@ -1,8 +1,8 @@
 """Hundreds of runs with drops, duplicates, reorderings and crashes; each can be replayed by seed.
 
-core_harness.py watches the promises: what is committed never changes, no client counts twice, an
-acknowledged upload counts, rounds are never undone. This file adds: a step closes at its deadline,
-and when the trouble is over every run reaches its end.
+core_harness.py checks the promises: a commit never changes, no client counts twice, an acknowledged
+upload counts, rounds are never undone. This file adds that a step closes at its deadline, and that
+every run reaches its end once the faults stop.
 """
 
 import random
@@ -21,7 +21,7 @@ TROUBLE = 150  # events
 
 
 class Trouble:
-    """A run in a world where everything that can happen does, in an order drawn from a seed."""
+    """A run in a world where all kinds of faults happen, in an order drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -46,10 +46,10 @@ class Trouble:
             clients,
         )
         self.world.settings.validate()
-        self.uploads: list[tuple[int, ClientId, str]] = []  # that can come again
+        self.uploads: list[tuple[int, ClientId, str]] = []  # those that can be sent again
 
     def of_the_mask(self, rounds: int) -> dict[str, Any]:
-        """Return when the mask is agreed, on what, and when it is renewed."""
+        """Return settings for the first mask and for its refreshes."""
         warmup = min(self.rng.choice([0, 0, 2]), rounds - 1)
         possible = [number for number in (1, 4) if warmup < number < rounds]
         return {
@@ -61,7 +61,7 @@ class Trouble:
         }
 
     def run(self) -> World:
-        """Make trouble, then let the run end."""
+        """Inject faults, then let the run end."""
         world = self.world
         kinds, weights = zip(*self.kinds().items(), strict=True)
         for kind in self.rng.choices(kinds, weights, k=TROUBLE):
@@ -123,7 +123,7 @@ class Trouble:
         self.answer(killed_after=self.rng.randint(0, 4))
 
     def repeat(self) -> None:
-        """An upload comes again, perhaps of a step long over."""
+        """Send an upload again, perhaps of a step that is over."""
         if self.uploads:
             self.world.upload(*self.rng.choice(self.uploads[-6:]))
 
@@ -179,7 +179,7 @@ class Trouble:
     # -- what must hold at any time
 
     def check_deadline(self) -> None:
-        """A step closes when its deadline has passed, whoever is missing."""
+        """A step closes at its deadline, whichever clients are missing."""
         world, before = self.world, self.world.state.step
         if before is None or before.closed is not None:
             return
@@ -191,7 +191,7 @@ class Trouble:
         assert after is None or after.number > before.number or after.closed is not None
 
     def check_pause(self) -> None:
-        """A paused run waits for nobody who is away: nothing but a sum is under way."""
+        """A paused run does not wait for clients that are away: only a sum may be in progress."""
         self.pause()
         for client in self.world.state.members:
             self.world.post(events.Lost(client))
@@ -215,10 +215,10 @@ def check_end(world: World) -> None:
 
 
 def check_masks(world: World) -> None:
-    """Masks are counted one by one; without an operator there is one between two rounds at most."""
-    told = [facts.from_json(record) for record in world.journal]
+    """Mask epochs increase by one; without an operator, at most once between two rounds."""
+    recorded = [facts.from_json(record) for record in world.journal]
     steps = [
-        fact for fact in told if isinstance(fact, facts.StepStarted) and fact.work is Work.SCORE
+        fact for fact in recorded if isinstance(fact, facts.StepStarted) and fact.work is Work.SCORE
     ]
     agreed = [step for step in steps if step.step in world.committed]
     first = 1 if world.settings.strategy == "fedavg" or world.settings.warmup_rounds else 0
@@ -242,7 +242,7 @@ def test_every_seed_keeps_the_promises_and_reaches_the_end() -> None:
         seen_stop += world.state.stopped
         seen_renewed += world.state.mask_epoch > 2
         seen_paused += world.num_pauses
-    # The trouble is real, and the runs get somewhere in spite of it.
+    # Faults did happen, and the runs made progress in spite of them.
     assert seen_rounds > NUM_RUNS
     assert seen_void > NUM_RUNS / 4
     assert 0 < seen_stop < NUM_RUNS / 4

@@ -1,4 +1,4 @@
-"""When a mask is to be renewed, and how good a model is, looked at by themselves."""
+"""Unit tests of the mask refresh rules and of model quality."""
 
 from dataclasses import replace
 from typing import Any
@@ -97,7 +97,7 @@ def test_a_loss_jump_is_relative_to_the_median_of_five_earlier_rounds() -> None:
 def test_a_loss_that_does_not_rise_is_not_a_jump_even_if_the_usual_loss_is_zero_or_negative() -> (
     None
 ):
-    """Of nothing, any multiple is nothing; of less than nothing, it is less."""
+    """A multiple of zero is zero; a multiple of a negative loss is lower."""
     assert jump(0, 0, 0, 0) == ""
     assert jump(-1, -1, -1, -1) == "" and jump(-1, -1, -1, -1.5) == ""
     assert jump(0, 0, 0, 0.1) == "the mean client loss rose to 0.1, usual was 0"
@@ -122,7 +122,7 @@ def test_labels_are_new_if_no_voter_had_them_and_their_client_is_available() -> 
     known = replace(labelled(), known_labels=frozenset({0, 1, 8, 9}))
     assert due(known, **new) == ""
     silent = replace(labelled(), known_labels=frozenset())
-    assert due(silent, **new) == "", "nobody told its labels before"
+    assert due(silent, **new) == "", "no client reported its labels before"
 
 
 # -- whole runs
@@ -159,10 +159,10 @@ def test_a_run_agrees_on_masks_at_exactly_these_rounds(name: str) -> None:
     assert world.state.mask_epoch == len(expected) + (settings.warmup_rounds > 0)
 
 
-# -- how good it is
+# -- quality
 
 
-def told(correct: int | None, total: int, loss_sum: float = 0.0) -> dict[str, Any]:
+def evaluation_of(correct: int | None, total: int, loss_sum: float = 0.0) -> dict[str, Any]:
     return {"correct": correct, "total": total, "loss_sum": loss_sum}
 
 
@@ -170,27 +170,30 @@ def test_accuracy_and_loss_are_over_all_samples() -> None:
     def found(*tested: dict[str, Any]) -> tuple[float | None, float | None]:
         return quality([{"evaluation": one} for one in tested])
 
-    assert found(told(1, 2, 3.0), told(9, 10, 6.0), told(0, 0)) == (10 / 12, 9 / 12)
-    assert found(told(None, 4, 2.0)) == (None, 0.5)
-    assert found() == found(told(0, 0)) == (None, None)
+    assert found(evaluation_of(1, 2, 3.0), evaluation_of(9, 10, 6.0), evaluation_of(0, 0)) == (
+        10 / 12,
+        9 / 12,
+    )
+    assert found(evaluation_of(None, 4, 2.0)) == (None, 0.5)
+    assert found() == found(evaluation_of(0, 0)) == (None, None)
 
 
 def test_validation_decides_only_if_every_client_has_it() -> None:
-    both = [{"evaluation": told(9, 10), "validation": told(1, 10)}] * 2
+    both = [{"evaluation": evaluation_of(9, 10), "validation": evaluation_of(1, 10)}] * 2
     assert chosen_on(both) == "validation" and quality(both)[0] == 0.1
-    others: list[dict[str, Any]] = [{}, {"validation": None}, {"validation": told(0, 0)}]
+    others: list[dict[str, Any]] = [{}, {"validation": None}, {"validation": evaluation_of(0, 0)}]
     for other in others:
-        some: list[dict[str, Any]] = [*both, {"evaluation": told(9, 10), **other}]
+        some: list[dict[str, Any]] = [*both, {"evaluation": evaluation_of(9, 10), **other}]
         assert chosen_on(some) == "test" and quality(some)[0] == 0.9
     assert chosen_on([]) == "test"
 
 
 def test_the_loss_of_a_round_is_the_unweighted_mean_training_loss() -> None:
-    """Test samples decide nothing: what they say of the base is not looked at."""
+    """Test samples decide nothing: evaluations of the base are ignored."""
     reports = [
-        {"evaluation": told(0, 100, 900.0), "training_loss": 1.0},
-        {"evaluation": told(0, 1, 9.0), "training_loss": 1.0},
-        {"evaluation": told(0, 0), "training_loss": 4.0},
+        {"evaluation": evaluation_of(0, 100, 900.0), "training_loss": 1.0},
+        {"evaluation": evaluation_of(0, 1, 9.0), "training_loss": 1.0},
+        {"evaluation": evaluation_of(0, 0), "training_loss": 4.0},
     ]
     assert mean_client_loss(reports) == 2.0
     assert mean_client_loss([]) is None

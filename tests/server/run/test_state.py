@@ -34,8 +34,8 @@ def accepted(step: int, client: ClientId) -> facts.UploadAccepted:
     return facts.UploadAccepted(step, client, f"d{client}", 1.0, report)
 
 
-def after(*told: Fact, state: RunState = NEW) -> RunState:
-    return reduce(apply, told, state)
+def after(*new_facts: Fact, state: RunState = NEW) -> RunState:
+    return reduce(apply, new_facts, state)
 
 
 def test_a_run_gathers_scores_trains_evaluates_and_ends() -> None:
@@ -118,7 +118,7 @@ def test_only_training_makes_rounds_and_only_evaluation_marks_them_evaluated() -
 
 
 def test_labels_of_all_clients_that_were_asked_to_vote_are_known() -> None:
-    """Whoever brings them back later brings nothing new, though its first owner has left."""
+    """A client that brings a label back brings nothing new, even if its first owner left."""
     with_labels = [replace(joined(C1, 1), labels=(0, 1)), replace(joined(C2, 2), labels=(1, 2))]
     state = after(*with_labels, SCORE, committed(1, "b1"))
     assert state.known_labels == {0, 1, 2}
@@ -148,7 +148,7 @@ def test_a_fact_about_a_step_that_is_not_open_is_an_error(fact: Fact) -> None:
 
 
 def test_an_upload_of_the_last_step_that_counted_is_remembered() -> None:
-    """A client whose receipt was lost asks after the commit: it must learn that it counted."""
+    """A client whose receipt was lost asks after the commit, and is answered that it counted."""
     closed = facts.StepClosed(2, (C1,), (C2,))
     state = after(TRAIN, accepted(2, C1), closed, committed(2, "b"))
     assert late_reply(state, 2, C1, "dc1") is Reply.ALREADY_ACCEPTED

@@ -1,14 +1,14 @@
 """Stories of the protocol: events in, facts and actions out, one story per file in stories/.
 
-A story begins with a comment that says what it shows, and the run's settings. Then come events,
-each with its time in seconds, and, indented, all that the state machine made of it:
+A story begins with a comment that explains it, and the settings of the run. Events follow, each
+with its time in seconds and, indented, the output of the state machine:
 
     * a fact, journalled before anything else happens
     > an action for the edges to carry out
     = the reply to the sender
 
-`restart` replays the journal from its bytes and goes on with what that gives. `waiting?` asks what
-people are told. The file must be, word for word, what playing its events produces.
+`restart` replays the journal from its bytes and continues with the result. `waiting?` shows the
+text for users. The file must equal, word for word, what playing its events produces.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import waiting_for
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
-TOLD = {
+EXPECTED = {
     "one_scorer_lost", "scoring_quorum_gathers", "reproducible_removed",
     "drain", "newcomer_saves_round", "over_selected", "removed", "replaced",
     "paused", "paused_gathering", "paused_stalled", "paused_void", "paused_when_stalled",
@@ -46,7 +46,7 @@ TOLD = {
 
 
 class Story:
-    """A run in the making, and its journal."""
+    """A run in progress, and its journal."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
@@ -54,7 +54,7 @@ class Story:
         self.journal: list[bytes] = []
 
     def play(self, event: str, now_s: float) -> Iterator[str]:
-        """Yield what an event causes."""
+        """Yield the output of an event."""
         if event == "waiting?":
             yield f"= {self.state.phase}: {waiting_for(self.state, now_s) or 'nothing'}"
             return
@@ -66,7 +66,7 @@ class Story:
         for action in actions:
             if isinstance(action, events.Persist):
                 self.journal.append(facts.to_json(action.fact))
-            yield _told(action)
+            yield _action_line(action)
         yield f"= {reply}"
 
     def _event(self, text: str) -> Event:
@@ -130,7 +130,7 @@ class Story:
 
 
 def _report(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a client tells of its work: its loss, and of ten samples so many right."""
+    """Return a client's report: its loss, and how many of ten samples are correct."""
     tested = _tested(options.get("correct", "5"))
     report = {
         "training_loss": float(options.get("loss", "1")), "evaluation": tested, "personal": tested,
@@ -144,7 +144,7 @@ def _tested(correct: str) -> dict[str, Any]:
     return {"correct": int(correct), "total": 10, "loss_sum": 10.0}
 
 
-def _told(action: Action) -> str:
+def _action_line(action: Action) -> str:
     match action:
         case events.Persist():
             return f"* {_fact(action.fact)}"
@@ -188,7 +188,7 @@ def _fact(fact: facts.Fact) -> str:
             reason = f" ({fact.reason})" if fact.reason else ""
             return (
                 f"step {fact.step} started: {fact.work} round {fact.round_number}{attempt}, "
-                f"{asked or 'nobody'}{reason}{f', goal {fact.goal}' if fact.goal else ''}"
+                f"{asked or 'no client'}{reason}{f', goal {fact.goal}' if fact.goal else ''}"
             )
         case facts.ClientsAdded():
             asked = " ".join(f"{client}:{weight}" for client, weight in fact.cohort.items())
@@ -197,7 +197,7 @@ def _fact(fact: facts.Fact) -> str:
             return f"step {fact.step} has {fact.client}"
         case facts.StepClosed():
             without = f", without {' '.join(fact.missing)}" if fact.missing else ""
-            return f"step {fact.step} closed with {' '.join(fact.accepted) or 'nobody'}{without}"
+            return f"step {fact.step} closed with {' '.join(fact.accepted) or 'no client'}{without}"
         case facts.StepCommitted():
             return (
                 f"step {fact.step} committed: mask epoch {fact.mask_epoch}, base {fact.base_digest}"
@@ -240,7 +240,7 @@ def settings_of(line: str) -> RunSettings:
 
 
 def played(text: str) -> str:
-    """Return a story as its events make it, whatever the file says they cause."""
+    """Return a story with regenerated output; the output in the file is ignored."""
     story: Story | None = None
     out: list[str] = []
     for line in text.splitlines():
@@ -252,12 +252,12 @@ def played(text: str) -> str:
         elif line.startswith("t="):
             assert story is not None, "the settings come before the first event"
             time, event = line.removeprefix("t=").split(maxsplit=1)
-            out += [f"    {told}" for told in story.play(event, float(time))]
+            out += [f"    {output}" for output in story.play(event, float(time))]
     return "\n".join(out) + "\n"
 
 
 def test_the_expected_stories_exist() -> None:
-    assert {path.stem for path in STORIES} == TOLD
+    assert {path.stem for path in STORIES} == EXPECTED
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""Sample counts: what they weigh, which are refused, which are told."""
+"""Sample counts: weights, refusals and warnings."""
 
 import logging
 from dataclasses import replace
@@ -54,7 +54,9 @@ def test_a_client_with_more_than_half_of_all_samples_is_logged(
 ) -> None:
     caplog.set_level(logging.WARNING, "ssfl.run")
     assert warn_of_majority(state_of(ann=10, bob=10, eve=20)) is None
-    assert warn_of_majority(state_of(ann=10, eve=2000)) is None  # of two, one always has
+    assert (
+        warn_of_majority(state_of(ann=10, eve=2000)) is None
+    )  # of two clients, one nearly always has more
     assert warn_of_majority(state_of(CLIPPING, ann=60, bob=60, eve=2000)) is None
     assert caplog.records == []
     assert warn_of_majority(state_of(ann=10, bob=10, eve=21)) == EVE

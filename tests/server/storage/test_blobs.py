@@ -1,4 +1,4 @@
-"""Blobs in files: whole or not at all, read by range, listed and deleted."""
+"""Blobs in files: atomic writes, reads by range, lists and deletion."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ def write(path: Path, bodies: list[bytes]) -> None:
 
 
 def read(path: Path) -> tuple[list[bytes], int]:
-    """Return a journal's records and how many bytes were cut."""
+    """Return the records of a journal and the number of bytes cut."""
     journal = Journal(path)
     journal.close()
     return journal.records, journal.cut_bytes
@@ -107,7 +107,7 @@ def test_every_possible_torn_tail_is_cut_and_appends_continue(tmp_path: Path) ->
 
 
 def test_a_tail_of_zeros_is_cut(tmp_path: Path) -> None:
-    """Space that the file system gave but the crash left unwritten, from any byte on."""
+    """Space that the file system allocated and the crash left unwritten, from any byte."""
     whole = tmp_path / "whole"
     write(whole, BODIES)
     data = whole.read_bytes()
@@ -117,7 +117,7 @@ def test_a_tail_of_zeros_is_cut(tmp_path: Path) -> None:
         path.write_bytes(data[:written] + bytes(200))
         kept = sum(end <= written for end in starts[1:])
         records, _ = read(path)
-        # The third body is zeros itself: then zeros complete it.
+        # The third body is zeros itself, so zeros complete it.
         assert records in (BODIES[:kept], BODIES[: kept + 1]), written
         assert len(records) == kept or BODIES[kept] == bytes(2)
 
@@ -238,7 +238,7 @@ def test_a_journal_that_was_deleted_is_not_reported_as_taken_over(
 
 
 def test_records_acknowledged_before_a_takeover_survive_it(tmp_path: Path) -> None:
-    """The owner writes at the last moment: the file has a new name, but nobody has read it yet."""
+    """The owner writes at the last moment: the file is renamed, but not read yet."""
     path = tmp_path / "journal"
     first = Journal(path)
     late: list[type[Exception]] = []

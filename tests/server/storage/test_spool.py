@@ -149,7 +149,7 @@ def test_decoded_values_of_a_coded_upload_are_kept_and_its_bytes_dropped(
 
 
 def test_decoded_values_without_their_upload_are_ignored(spool: Spool) -> None:
-    """A crash left them: the next upload starts at byte 0."""
+    """After a crash, the next upload starts at byte 0."""
     part = spool.part(3, C1, ONE)
     two = {staged(part, b"values"), staged(part, b"values")}
     assert len(two) == 2, "each call decodes into a file of its own"
@@ -225,7 +225,7 @@ def test_a_changed_or_missing_accepted_upload_is_reported(tmp_path: Path) -> Non
     values = StoredValues(tmp_path / "c1.bin")
     values.path.write_bytes(b"four")
     check_stored(values, hashlib.sha256(b"four").hexdigest())
-    check_stored(values, "")  # of a version that noted none
+    check_stored(values, "")  # written by a version that recorded no digest
     with pytest.raises(
         StateError, match=r"c1\.bin is damaged: it is not what was accepted; restore"
     ):

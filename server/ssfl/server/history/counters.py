@@ -88,7 +88,7 @@ class ProcessCounters:
         match fact:
             case facts.ClientJoined() if (
                 fact.manifest_digest
-            ):  # the first join only asks for settings
+            ):  # the first join only asks for the model
                 self.joined[fact.client in self._known] += 1
                 self._known.add(fact.client)
             case facts.StepStarted():
