@@ -118,9 +118,7 @@ def test_a_failure_has_the_exit_code_of_the_first(
     flags = ["--data", "shard_00", "--coordinator", NOWHERE]
     assert tools.main(["check", *flags]) == ExitCode.UNREACHABLE
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(
-        "check FAILED: tcp, shard; to be fixed by the coordinator's operator"
-    )
+    assert first.startswith("check FAILED: tcp, shard; to be fixed by the coordinator's operator")
     assert tools.main(["check", "--data", "shard_00"]) == ExitCode.BAD_DATA
 
 

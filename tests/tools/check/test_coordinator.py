@@ -76,7 +76,10 @@ def test_a_wrong_token_is_found_and_told(tmp_path: Path) -> None:
         assert good["call"].text.endswith("join token accepted")
         said = fails(steps_of(coordinator=address, join_token_file=wrong), "call")
         assert "the join token is not the one of this coordinator" in said
-        assert "→ the administrator of the machine: give the file with this coordinator's token" in said
+        assert (
+            "→ the administrator of the machine: give the file with this coordinator's token"
+            in said
+        )
         said = fails(steps_of(coordinator=address), "call")
         assert "asks for a join token" in said
 
@@ -215,7 +218,9 @@ def test_the_admin_port_is_told_from_the_one_for_clients() -> None:
     with grpc_server(admin=Admin()) as address:
         said = fails(steps_of(coordinator=address), "call")
     assert "this is the coordinator's admin port" in said
-    assert "→ the administrator of the machine: give the port for clients with --coordinator" in said
+    assert (
+        "→ the administrator of the machine: give the port for clients with --coordinator" in said
+    )
 
 
 class Pretended(coordinator_pb2_grpc.CoordinatorServiceServicer):

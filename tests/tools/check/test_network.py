@@ -93,7 +93,9 @@ def test_a_firewall_that_drops_is_for_the_network_people() -> None:
 def test_a_name_that_nobody_knows_is_for_the_network_people() -> None:
     verdicts, steps = route("no-such-host.invalid:50051")
     assert verdicts["name"][0] == "FAILED"
-    assert "network administrators: make no-such-host.invalid known to this machine" in failure(steps)
+    assert "network administrators: make no-such-host.invalid known to this machine" in failure(
+        steps
+    )
 
 
 def test_a_name_that_cannot_be_is_told_at_once() -> None:
@@ -212,7 +214,9 @@ def test_a_certificate_of_another_ca_is_told_with_whom_to_ask(certs: Path, other
     with grpc_server(credentials=credentials_of(certs)) as address:
         said = fails(steps_of(coordinator=address, **tls(others, "ann", certs)), "tls")
     assert "does not accept the certificate" in said
-    assert "→ the administrator of the machine: ask its operator for a certificate of the CA" in said
+    assert (
+        "→ the administrator of the machine: ask its operator for a certificate of the CA" in said
+    )
 
 
 def test_a_coordinator_without_tls_is_told_with_what_each_end_can_do(certs: Path) -> None:
@@ -234,7 +238,10 @@ def test_a_certificate_that_is_missing_is_asked_for(certs: Path) -> None:
 def test_tls_at_one_end_only_is_told(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
         said = fails(steps_of(coordinator=address), "tls")
-    assert "speaks TLS and this side does not → the administrator of the machine: give --tls-ca" in said
+    assert (
+        "speaks TLS and this side does not → the administrator of the machine: give --tls-ca"
+        in said
+    )
 
 
 def proxied(answer: bytes) -> str:

@@ -121,7 +121,9 @@ def test_a_shard_that_is_not_there_is_told() -> None:
 @pytest.mark.usefixtures("here")
 def test_a_device_that_is_not_there_hides_no_shard() -> None:
     found = steps_of(data="ann", device="cuda")
-    assert "the administrator of the machine: fix the device, or try --device cpu" in fails(found, "device")
+    assert "the administrator of the machine: fix the device, or try --device cpu" in fails(
+        found, "device"
+    )
     assert found["shard"].verdict is CheckVerdict.OK
 
 
@@ -323,9 +325,18 @@ def test_a_folder_that_is_a_file_is_told() -> None:
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        ("ann", "ann is not a folder → the administrator of the machine: let this user write there"),
-        ("ann/token/x", "ann/token cannot be used: Is a directory → the administrator of the machine"),
-        ("ann/lock/x", "ann/lock cannot be used: Is a directory → the administrator of the machine"),
+        (
+            "ann",
+            "ann is not a folder → the administrator of the machine: let this user write there",
+        ),
+        (
+            "ann/token/x",
+            "ann/token cannot be used: Is a directory → the administrator of the machine",
+        ),
+        (
+            "ann/lock/x",
+            "ann/lock cannot be used: Is a directory → the administrator of the machine",
+        ),
     ],
 )
 def test_what_an_earlier_client_left_must_be_of_use(left: str, said: str) -> None:
