@@ -43,7 +43,7 @@ def test_an_operator_refreshes_the_mask_of_a_running_federation(sites: Programs)
     asked = refresh(coordinator, sites, "--json")
     assert json.loads(asked.out) == {"mask_epoch": 1, "rounds_done": 0}
     again = refresh(coordinator, sites)  # asking twice has the effect of once
-    assert again.out == "mask 1 will be renewed before the next round; 0 are done\n"
+    assert again.out == "mask 1 will be refreshed before the next round; 0 rounds are done\n"
     hold.release()
     done = finish(coordinator, clients)
     assert [mask["epoch"] for mask in done.history["masks"]] == [1, 2]

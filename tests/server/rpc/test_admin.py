@@ -75,7 +75,7 @@ def test_a_mask_is_renewed_when_the_operator_asks(
         steps = await Steps(coordinator, manifest).training()
         async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.DONE
-            said = "mask 1 will be renewed before the next round; 0 are done\n"
+            said = "mask 1 will be refreshed before the next round; 0 rounds are done\n"
             assert capsys.readouterr().out == said
             assert await ask("refresh-mask", "--json") == ExitCode.DONE, "asking twice is harmless"
             told = json.loads(capsys.readouterr().out)
@@ -158,7 +158,7 @@ def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
         steps = await Steps(coordinator, manifest).training()
         async with operator(coordinator) as ask:
             assert await ask("pause") == ExitCode.DONE
-            assert "nothing new begins until `ssfl resume`; 0 rounds" in capsys.readouterr().out
+            assert "then no step starts until `ssfl resume`; 0 rounds" in capsys.readouterr().out
             assert await ask("pause", "--json") == ExitCode.DONE, "asking twice is harmless"
             told = json.loads(capsys.readouterr().out)
             assert told == {"paused": True, "was_paused": True, "rounds_done": 0}
@@ -214,7 +214,7 @@ def test_a_run_that_has_begun_is_not_started_again(
             told = json.loads(capsys.readouterr().out)
             assert told == {"num_clients": 2, "was_started": True}
             assert await ask("start") == ExitCode.DONE
-            assert "had begun already with 2 clients" in capsys.readouterr().out
+            assert "had already started with 2 clients" in capsys.readouterr().out
             assert await ask("pause") == ExitCode.DONE
             assert await ask("start") == ExitCode.REFUSED
             assert "is paused: `ssfl resume` lets it go on" in capsys.readouterr().err
@@ -232,7 +232,7 @@ def test_a_site_is_removed_and_readmitted_once(
                 (["c1", "--readmit"], "c1 was not removed; the next client that joins under"),
                 (["eve", "--readmit"], "eve was not removed: nothing to do (it had not joined"),
                 (["eve"], "eve is removed and will be refused (it had not joined this run)"),
-                (["eve"], "eve was removed already"),
+                (["eve"], "eve was already removed"),
                 (["eve", "--readmit"], "eve may join again"),
             ):
                 assert await ask("remove", *flags) == ExitCode.DONE
@@ -242,7 +242,7 @@ def test_a_site_is_removed_and_readmitted_once(
                 "site": "eve", "removed": True, "was_member": False, "was_removed": False,
             }  # fmt: skip
             assert await ask("remove", "a/b") == ExitCode.USAGE
-            assert "no client is called 'a/b'" in capsys.readouterr().err
+            assert "'a/b' cannot be a client id" in capsys.readouterr().err
 
     conduct(tmp_path, script)
 
@@ -255,7 +255,7 @@ def test_status_as_json_has_numbers_and_hex(
         async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.DONE
             assert await ask("status") == ExitCode.DONE
-            assert "the mask is to be renewed" in capsys.readouterr().out
+            assert "the mask will be refreshed" in capsys.readouterr().out
             assert await ask("stop") == ExitCode.DONE
             capsys.readouterr()
             assert await ask("status", "--json") == ExitCode.DONE
@@ -287,7 +287,7 @@ def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_late
             finally:
                 install_hook(None)
             said = capsys.readouterr().err
-            assert "the coordinator is there, but has not done it within 0.5 s" in said
+            assert "the coordinator answers, but has not done it within 0.5 s" in said
             assert "(it waits for room on the disk of --state-dir, which has " in said
             while not coordinator.run.state.paused:
                 await asyncio.sleep(0.01)
@@ -298,7 +298,7 @@ def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_late
 def test_another_port_than_the_admin_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with grpc_server() as address:
         assert tools.main(["status", "--admin", address]) == ExitCode.USAGE
-    assert f"{address} is not an admin port, perhaps the one for" in capsys.readouterr().err
+    assert f"{address} is not an admin port; it may be the port for" in capsys.readouterr().err
 
 
 def test_a_command_that_an_older_coordinator_does_not_know_is_told(
@@ -309,7 +309,7 @@ def test_a_command_that_an_older_coordinator_does_not_know_is_told(
     async def script(coordinator: Coordinator) -> None:
         async with operator(coordinator, interceptors=()) as ask:
             assert await ask("pause") == ExitCode.REFUSED
-            assert "is of an earlier version" in capsys.readouterr().err
+            assert "has an earlier version" in capsys.readouterr().err
 
     conduct(tmp_path, script)
 

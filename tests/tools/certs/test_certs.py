@@ -78,13 +78,13 @@ def test_overwrite_renews_certificates_but_neither_the_ca_nor_its_hosts() -> Non
     [
         (["a/b"], "'a/b' cannot be a client id"),
         (["-x"], "unknown flag -x"),
-        (["admin"], "no site can be called 'admin'"),
-        (["coordinator"], "no site can be called 'coordinator'"),
-        (["ann-key"], "no site can be called 'ann-key'"),
+        (["admin"], "'admin' cannot be a site"),
+        (["coordinator"], "'coordinator' cannot be a site"),
+        (["ann-key"], "'ann-key' cannot be a site"),
         (["--host", "a b"], "--host: 'a b' is neither"),
         (["--host", "https://a"], "--host: 'https://a' is neither"),
         (["--days", "0", "ann"], "--days must be at least 1"),
-        (["--out", "file"], "--out: file is no folder"),
+        (["--out", "file"], "--out: file is not a folder"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -101,8 +101,8 @@ def test_a_folder_that_is_not_ours_is_left_alone(capsys: pytest.CaptureFixture[s
     certs("--out", "other", "ann")
     key = Path("certs/ca-key.pem").read_bytes()
     wrong = {
-        "is missing beside": None,
-        "are no CA of ours": b"x",
+        "is missing next to": None,
+        "are not a CA of ssfl certs": b"x",
         "is not the key of": Path("other/ca-key.pem").read_bytes(),
     }
     for words, content in wrong.items():
@@ -114,7 +114,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(capsys: pytest.CaptureFixture[s
     Path("certs/ca-key.pem").write_bytes(key)
     Path("certs/ann.pem").write_bytes(Path("other/ann.pem").read_bytes())
     assert main(["certs", "ann"]) == ExitCode.BAD_DATA
-    assert "ann.pem is there, and not made by the CA beside it" in capsys.readouterr().err
+    assert "ann.pem exists, but was not signed by the CA of this folder" in capsys.readouterr().err
     assert main(["certs", "--host", "new.org"]) == ExitCode.BAD_DATA
-    assert "coordinator.pem is there, and not for new.org" in capsys.readouterr().err
+    assert "coordinator.pem exists, but not for new.org" in capsys.readouterr().err
     assert not Path("certs/bob.pem").exists()

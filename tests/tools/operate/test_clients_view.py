@@ -58,7 +58,7 @@ def test_the_table_tells_samples_silence_progress_and_refusals() -> None:
     assert eve.endswith("bad_values 3")
     (needed,) = [line for line in text.splitlines() if line.startswith("needed ")]
     assert "left (waited for)" in needed
-    assert "refused besides: mallory unauthenticated 70" in text
+    assert "refused, not joined: mallory unauthenticated 70" in text
     assert "waiting for train of far, near" in text
 
 

@@ -20,7 +20,7 @@ def test_a_table_has_a_column_for_every_sparsity(capsys: pytest.CaptureFixture[s
     for text in ("dense", "0.5 sparse", "0.9 sparse", "22,416", "11,208", "2,241", "all transfers"):
         assert text in shown
     assert "take 2 turns" in shown  # of 8 upload slots
-    assert "a link of its own" in shown
+    assert "Every client has its own link" in shown
 
 
 def test_without_a_link_there_are_bytes_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,9 @@ def test_the_table_says_what_is_counted_and_what_is_not(
     assert "leaves no sparse round" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         tools.main(["plan", "--help"])
-    assert "is not in it: masks renewed on request" in " ".join(capsys.readouterr().out.split())
+    assert "Not included is what depends on data or people: masks refreshed on request" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 SIMULATED = RunSettings(

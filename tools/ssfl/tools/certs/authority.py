@@ -1,7 +1,7 @@
-"""A small certificate authority in a folder: its own certificate, and those it signs.
+"""A small certificate authority in a folder, with its own certificate and those it signs.
 
-Keys are on the curve P-256, in files that only their owner can read; nothing that is there is
-replaced unless it is asked for, and the CA never.
+Keys are on the curve P-256, in files that only their owner can read. Existing certificates are
+replaced only with `overwrite`, and the CA never.
 """
 
 import os
@@ -30,18 +30,18 @@ from cryptography.x509.oid import NameOID
 from ssfl.program.tls.pem import CLIENT, SERVER
 
 NAME = "ssfl test CA"
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")  # what a coordinator is called on its own machine
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 CA_LIFETIME = timedelta(days=3650)
-BACKDATED = timedelta(days=1)  # clocks differ: valid since yesterday
+BACKDATED = timedelta(days=1)  # valid since yesterday, because clocks differ
 
 
 class CertsFolderError(Exception):
-    """What is in the folder cannot be used, or would have to be replaced."""
+    """A file in the folder cannot be used, or would have to be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate in the folder: for whom, how long, and whether it was made just now."""
+    """A certificate in the folder."""
 
     file: Path
     use: str
@@ -61,14 +61,14 @@ class Authority:
         self._key = key
         self._now = now
         self.own = Issued(
-            folder / "ca.pem", "the CA: to everybody", certificate.not_valid_after_utc, new
+            folder / "ca.pem", "the CA, for all sites", certificate.not_valid_after_utc, new
         )
 
     @classmethod
     def open(cls, folder: Path, now: datetime) -> "Authority":
-        """Return the CA of a folder, made if there is none; raise NotOurs if half of it is."""
+        """Return the CA of a folder, and create it if needed; raise CertsFolderError if damaged."""
         file, key_file = folder / "ca.pem", folder / "ca-key.pem"
-        existing = [one for one in (file, key_file) if one.exists()]
+        existing = [path for path in (file, key_file) if path.exists()]
         if not existing:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = generate_private_key(SECP256R1())
@@ -79,32 +79,32 @@ class Authority:
         if len(existing) == 1:
             missing = key_file if existing == [file] else file
             raise CertsFolderError(
-                f"{missing} is missing beside {existing[0]}: bring it back, or choose another --out"
+                f"{missing} is missing next to {existing[0]}: restore it, or choose another --out"
             )
         try:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
             found = load_pem_private_key(key_file.read_bytes(), password=None)
         except (ValueError, TypeError):
             raise CertsFolderError(
-                f"{file} and {key_file} are no CA of ours: choose another --out"
+                f"{file} and {key_file} are not a CA of ssfl certs: choose another --out"
             ) from None
         if not isinstance(found, EllipticCurvePrivateKey) or (
             found.public_key() != certificate.public_key()
         ):
             raise CertsFolderError(f"{key_file} is not the key of {file}: choose another --out")
         if certificate.not_valid_after_utc <= now:
-            raise CertsFolderError(f"the CA {file} has expired: begin anew with another --out")
+            raise CertsFolderError(f"the CA {file} has expired: make a new one in another --out")
         return cls(folder, certificate, found, now, new=False)
 
     def coordinator(self, hosts: Sequence[str], days: timedelta, *, overwrite: bool) -> Issued:
-        """Make the coordinator's certificate for `hosts`, and for those it had if it is renewed."""
+        """Make the coordinator's certificate for `hosts` and for those of the existing one."""
         file = self._folder / "coordinator.pem"
         known = _hosts_of(file) if file.exists() else []
         missing = [host for host in hosts if host not in known]
         if known and missing and not overwrite:
             raise CertsFolderError(
-                f"{file} is there, and not for {', '.join(missing)}: --overwrite makes it anew, "
-                "for these names, too"
+                f"{file} exists, but not for {', '.join(missing)}: --overwrite replaces it and "
+                "adds these names"
             )
         names = list(dict.fromkeys([*LOCAL_HOSTS, *known, *hosts]))
         use = f"the coordinator at {', '.join(names)}"
@@ -128,7 +128,8 @@ class Authority:
             existing.verify_directly_issued_by(self._certificate)
         except (ValueError, TypeError, InvalidSignature) as error:
             raise CertsFolderError(
-                f"{file} is there, and not made by the CA beside it: --overwrite replaces it"
+                f"{file} exists, but was not signed by the CA of this folder: --overwrite "
+                "replaces it"
             ) from error
         return Issued(file, use, existing.not_valid_after_utc, new=False)
 
@@ -191,13 +192,13 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _hosts_of(file: Path) -> list[str]:
-    """Return the names and addresses in a certificate; none if it is not one."""
+    """Return the names and addresses in a certificate; none if the file is not a certificate."""
     try:
         existing = x509.load_pem_x509_certificate(file.read_bytes())
         names = existing.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return []
-    return [str(one.value) for one in names]
+    return [str(name.value) for name in names]
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -213,7 +214,7 @@ def _write_key(file: Path, key: EllipticCurvePrivateKey) -> None:
 
 
 def _write(file: Path, data: bytes, mode: int) -> None:
-    """Write a file whole or not at all; it has its mode before there is anything in it."""
+    """Write a file atomically; it has its mode before its content."""
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

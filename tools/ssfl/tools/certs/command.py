@@ -1,8 +1,8 @@
 """`ssfl certs`: a test CA, and certificates for a coordinator, its sites and its operator.
 
-For real federations a CA that people look after is better: its key here is an open file. The
-certificates are as those of a real one should be: the coordinator's is for servers, a site's is for
-clients and names its client id.
+Use a managed CA for real federations: the key of this one is a plain file. Certificates have the
+usages they should have from a real CA: the coordinator's is for servers, a site's is for clients
+and names its client id.
 """
 
 import re
@@ -24,9 +24,9 @@ from ssfl.tools.certs.authority import Authority, CertsFolderError, Issued
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
-    "Makes a test CA and certificates for mutual TLS: one for the coordinator, one per SITE, whose "
-    "name is the site's client id, and one called admin for `ssfl status` and its like. In a "
-    "folder that has a CA already, that one signs; certificates that are there are kept."
+    "Makes a test CA and certificates for mutual TLS: one for the coordinator, one per SITE with "
+    "its client id as the name, and one called admin for `ssfl status` and the other operator "
+    "commands. An existing CA in the folder signs, and existing certificates are kept."
 )
 EXAMPLE = "For example: ssfl certs --out certs --host fl.example.org hospital_a hospital_b"
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -36,18 +36,18 @@ RESERVED_NAMES = ("ca", "coordinator", "admin")
 
 @dataclass(frozen=True, slots=True)
 class CertsConfig:
-    """For whom, where and how long."""
+    """The certificates to make."""
 
     sites: str = setting(
         "", "client ids to make certificates for", positional=True, several=True, metavar="SITE"
     )
     out: Path = setting(Path("certs"), "folder to write to")
     host: str = setting(
-        "", "names and addresses that clients call the coordinator by, beside localhost: a,b",
+        "", "names and addresses of the coordinator for clients, in addition to localhost: a,b",
         metavar="NAMES",
     )  # fmt: skip
     days: int = setting(365, "how long the certificates are valid", unit="days", ge=1, le=3650)
-    overwrite: bool = setting(False, "make certificates that are there anew; the CA stays")
+    overwrite: bool = setting(False, "replace existing certificates; the CA is kept")
 
     @property
     def site_names(self) -> list[str]:
@@ -59,19 +59,19 @@ class CertsConfig:
         return list(dict.fromkeys(given))
 
     def validate(self) -> None:
-        """Raise SettingsError naming what is at fault."""
+        """Raise SettingsError naming the flag or site at fault."""
         for site in self.site_names:
             if not CLIENT_ID.fullmatch(site):
                 raise SettingsError(
                     f"{site!r} cannot be a client id: 1 to 64 letters, digits, '.', '_' or '-'"
                 )
             if site in RESERVED_NAMES or site.endswith("-key"):
-                raise SettingsError(f"no site can be called {site!r}: the file would be another's")
+                raise SettingsError(f"{site!r} cannot be a site: its file name is reserved")
         for host in self.hosts:
             if not (_is_address(host) or HOST.fullmatch(host)):
-                raise SettingsError(f"--host: {host!r} is neither a host's name nor an address")
+                raise SettingsError(f"--host: {host!r} is neither a host name nor an address")
         if self.out.exists() and not self.out.is_dir():
-            raise SettingsError(f"--out: {self.out} is no folder")
+            raise SettingsError(f"--out: {self.out} is not a folder")
 
 
 def certs(argv: Sequence[str]) -> int:
@@ -105,9 +105,12 @@ def _table(issued: Sequence[Issued]) -> Table:
     table = Table()
     for column in ("file", "for", "valid until", ""):
         table.add_column(column, overflow="fold")
-    for one in issued:
+    for certificate in issued:
         table.add_row(
-            one.file.name, one.use, format_time(one.ends)[:10], "new" if one.new else "kept"
+            certificate.file.name,
+            certificate.use,
+            format_time(certificate.ends)[:10],
+            "new" if certificate.new else "kept",
         )
     return table
 
@@ -121,13 +124,13 @@ def _next(config: CertsConfig) -> list[str]:
         return f"--tls-ca {out}/ca.pem --tls-cert {out}/{name}.pem --tls-key {out}/{name}-key.pem"
 
     return [
-        f"in {out}/; every key is beside its certificate, as NAME-key.pem. Next:",
+        f"in {out}/; the key of NAME.pem is NAME-key.pem. Next:",
         f"  ssfl-coordinator {listen}{files('coordinator')}",
         f"  ssfl-client --data {site} --client-id {site} --coordinator {host or 'localhost'}:50051 "
         f"{files(site)}",
         f"  ssfl status {files('admin')}",
-        "A site needs ca.pem and its own two files, nothing else. ca-key.pem stays here: whoever "
-        "has it can be anybody.",
+        "A site needs only ca.pem and its own two files. Keep ca-key.pem here: with it, anyone can "
+        "act as any site.",
     ]
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
 
 TIMEOUT_S = 10.0
-STATUS_TIMEOUT_S = 5.0  # to find out why a call failed
+STATUS_TIMEOUT_S = 5.0  # of the status that explains a failed call
 
 
 class AdminClient:
-    """A coordinator as its operator sees it."""
+    """Client of a coordinator's admin service."""
 
     def __init__(self, address: str, tls: "ClientTls | None" = None) -> None:
         self.address = address
@@ -45,7 +45,7 @@ class AdminClient:
         return response
 
     def resume(self) -> bool:
-        """Let the run go on; tell whether it was paused."""
+        """Resume the run; return True if it was paused."""
         return bool(self._call(self._stub.ResumeRun, pb.ResumeRunRequest()).was_paused)
 
     def refresh_mask(self) -> pb.RefreshMaskResponse:
@@ -71,29 +71,29 @@ class AdminClient:
         except grpc.RpcError as error:
             match error.code():
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
-                    wrong = self._timed_out(error)
+                    failure = self._timed_out(error)
                 case grpc.StatusCode.UNAVAILABLE:
-                    wrong = self._unreachable(error)
+                    failure = self._unreachable(error)
                 case grpc.StatusCode.UNIMPLEMENTED:
-                    wrong = self._unimplemented()
+                    failure = self._unimplemented()
                 case _:
                     text = f"the coordinator refused: {_details(error)}"
-                    wrong = ProgramError(text, ExitCode.REFUSED)
-            raise wrong from error
+                    failure = ProgramError(text, ExitCode.REFUSED)
+            raise failure from error
 
     def _timed_out(self, error: grpc.RpcError) -> ProgramError:
-        """Return what is wrong if there was no answer in time: the disk may be full."""
+        """Return the error for a call without an answer in time; the disk may be full."""
         status = self._status_now()
         if status is None:
             return self._unreachable(error)
         return ProgramError(
-            f"the coordinator is there, but has not done it within {TIMEOUT_S:g} s (it waits for "
-            f"{status.waiting_for or 'nothing'}); it may still do it: look at `ssfl status`",
+            f"the coordinator answers, but has not done it within {TIMEOUT_S:g} s (it waits for "
+            f"{status.waiting_for or 'nothing'}); it may still do it, see `ssfl status`",
             ExitCode.NOT_YET,
         )
 
     def _unreachable(self, error: grpc.RpcError) -> ProgramError:
-        from ssfl.program.tls.probe import diagnose  # only where something went wrong
+        from ssfl.program.tls.probe import diagnose  # only needed after a failure
 
         finding = diagnose(self.address, self._tls)
         if finding and finding.final:
@@ -105,20 +105,20 @@ class AdminClient:
         )
 
     def _unimplemented(self) -> ProgramError:
-        """Return what is wrong if the call is not known: it is another port, or an old version."""
+        """Return the error for an unknown call: a wrong port, or an earlier version."""
         if self._status_now() is not None:
             return ProgramError(
-                "the coordinator is of an earlier version, which does not know this command",
+                "the coordinator has an earlier version that does not know this command",
                 ExitCode.REFUSED,
             )
         return ProgramError(
-            f"--admin: {self.address} is not an admin port, perhaps the one for clients; the "
+            f"--admin: {self.address} is not an admin port; it may be the port for clients. The "
             "coordinator prints both when it starts",
             ExitCode.USAGE,
         )
 
     def _status_now(self) -> pb.GetStatusResponse | None:
-        """Return the status, which is answered from memory; None if it is not."""
+        """Return the status, which the coordinator answers from memory; None if it fails."""
         try:
             status: pb.GetStatusResponse = self._stub.GetStatus(
                 pb.GetStatusRequest(), timeout=STATUS_TIMEOUT_S

@@ -1,7 +1,7 @@
 """`ssfl status`, `clients`, `start`, `pause`, `resume`, `refresh-mask`, `remove`, `stop`.
 
-For those who run a federation. With `--json` each prints one JSON object; what went wrong is said
-on stderr, in words, and by the exit code.
+These are the commands of an operator. With `--json` each prints one JSON object. Errors are printed
+on stderr and set the exit code.
 """
 
 import json
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperateConfig:
-    """Which coordinator, and in which form to answer."""
+    """The coordinator to call, and the form of the output."""
 
     admin: str = setting("localhost:50052", "host:port of the coordinator's admin port")
-    json: bool = setting(False, "answer as JSON")
+    json: bool = setting(False, "print JSON")
     tls_ca: str = setting(
         "", "use TLS: file with the CA of the coordinator, PEM; system: this machine's roots",
         metavar="PATH",
@@ -39,7 +39,7 @@ class OperateConfig:
     tls_cert: Path | None = setting(None, "the certificate of `admin`, PEM")
     tls_key: Path | None = setting(None, "its key, PEM")
     tls_server_name: str = setting(
-        "", "name in the coordinator's certificate, if it is not its address", metavar="NAME"
+        "", "name in the coordinator's certificate, if it differs from its address", metavar="NAME"
     )
 
     def validate(self) -> None:
@@ -54,35 +54,35 @@ class OperateConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClientsConfig(OperateConfig):
-    """How many to show."""
+    """The clients to show."""
 
-    all: bool = setting(False, "show every client, not only the first rows; --json has all anyway")
+    all: bool = setting(False, "show every client, not only the first rows; --json always has all")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveConfig(OperateConfig):
-    """Whom to remove."""
+    """The client to remove."""
 
     site: str = setting("", "the client's name", positional=True)
     readmit: bool = setting(
-        False, "take a removal back; the next client that joins under the name owns it"
+        False, "revoke a removal; the next client that joins under the name owns it"
     )
 
     def validate(self) -> None:
-        """Raise SettingsError if no site is named."""
+        """Raise SettingsError if the site is missing or not a client id."""
         OperateConfig.validate(self)
         if not self.site:
             raise SettingsError("which site? For example: ssfl remove shard_07")
         if not CLIENT_ID.fullmatch(self.site):
             raise SettingsError(
-                f"no client is called {self.site!r} (letters, digits, '.', '_', '-'): "
-                "`ssfl clients` lists their names"
+                f"{self.site!r} cannot be a client id (letters, digits, '.', '_', '-'): "
+                "`ssfl clients` lists them"
             )
 
 
 def status(argv: Sequence[str]) -> int:
-    """Show what the run is doing."""
-    config = _load(argv, "ssfl status", "Shows what a run is doing and who takes part.")
+    """Show the state of the run."""
+    config = _load(argv, "ssfl status", "Shows the state of a run and of its clients.")
     answer = _coordinator(config).status()
     if config.json:
         print(json.dumps(plain_document(answer), indent=2))
@@ -95,7 +95,7 @@ def clients(argv: Sequence[str]) -> int:
     """Show every client, those in trouble first."""
     config = settings.load(
         ClientsConfig, argv, _environ(), "ssfl clients",
-        "Shows every client of a run: those in trouble first, then those that are waited for.",
+        "Shows every client of a run: clients in trouble first, then clients it waits for.",
     )  # fmt: skip
     answer = _coordinator(config).status()
     if config.json:
@@ -107,60 +107,61 @@ def clients(argv: Sequence[str]) -> int:
 
 
 def start(argv: Sequence[str]) -> int:
-    """Begin the run with the clients that have joined."""
-    config = _load(argv, "ssfl start", "Begins the run with the clients that have joined.")
+    """Start the run with the clients that have joined."""
+    config = _load(argv, "ssfl start", "Starts the run with the clients that have joined.")
     answer = _coordinator(config).start()
-    told = {"num_clients": answer.num_clients, "was_started": answer.was_started}
-    now = "the run had begun already" if answer.was_started else "started"
-    _print_answer(config, json.dumps(told), f"{now} with {answer.num_clients} clients")
+    document = {"num_clients": answer.num_clients, "was_started": answer.was_started}
+    now = "the run had already started" if answer.was_started else "started"
+    _print_answer(config, json.dumps(document), f"{now} with {answer.num_clients} clients")
     return int(ExitCode.DONE)
 
 
 def pause(argv: Sequence[str]) -> int:
-    """Let the step under way finish, and begin nothing new."""
+    """Finish the current step, then start no other."""
     config = _load(
         argv, "ssfl pause",
-        "Pauses the run: what is under way is finished and counts (with too few clients here for "
-        "it, it is tried again later), nothing new begins until `ssfl resume`, also if the "
-        "coordinator starts again.",
+        "Pauses the run. The current step finishes and counts; if too few clients are here for it, "
+        "it is repeated later. No other step starts until `ssfl resume`, even if the "
+        "coordinator restarts.",
     )  # fmt: skip
     answer = _coordinator(config).pause()
-    told = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
-    now = "the run was paused already" if answer.was_paused else "the run is paused"
-    then = "what is under way is finished, nothing new begins until `ssfl resume`"
-    _print_answer(config, json.dumps(told), f"{now}: {then}; {answer.rounds_done} rounds are done")
+    document = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
+    now = "the run was already paused" if answer.was_paused else "the run is paused"
+    then = "the current step finishes, then no step starts until `ssfl resume`"
+    text = f"{now}: {then}; {answer.rounds_done} rounds are done"
+    _print_answer(config, json.dumps(document), text)
     return int(ExitCode.DONE)
 
 
 def resume(argv: Sequence[str]) -> int:
-    """Let a paused run go on."""
-    config = _load(argv, "ssfl resume", "Lets a paused run go on where it was.")
+    """Resume a paused run."""
+    config = _load(argv, "ssfl resume", "Resumes a paused run where it stopped.")
     was_paused = _coordinator(config).resume()
     _print_answer(
         config,
         json.dumps({"paused": False, "was_paused": was_paused}),
-        "the run goes on" if was_paused else "the run was not paused: nothing to do",
+        "the run is resumed" if was_paused else "the run was not paused: nothing to do",
     )
     return int(ExitCode.DONE)
 
 
 def refresh_mask(argv: Sequence[str]) -> int:
-    """Let all clients score anew and agree on a new mask, before the next round."""
+    """Refresh the mask before the next round."""
     config = _load(
-        argv, "ssfl refresh-mask", "Renews the mask: all clients score anew before the next round."
+        argv, "ssfl refresh-mask", "Refreshes the mask: all clients score before the next round."
     )
     answer = _coordinator(config).refresh_mask()
     epoch, rounds = answer.mask_epoch, answer.rounds_done
     _print_answer(
         config,
         f'{{"mask_epoch": {epoch}, "rounds_done": {rounds}}}',
-        f"mask {epoch} will be renewed before the next round; {rounds} are done",
+        f"mask {epoch} will be refreshed before the next round; {rounds} rounds are done",
     )
     return int(ExitCode.DONE)
 
 
 def remove(argv: Sequence[str]) -> int:
-    """Refuse a site from now on; what it sent before counts."""
+    """Refuse a site from now on; its earlier updates still count."""
     config = settings.load(
         RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
     )
@@ -171,13 +172,13 @@ def remove(argv: Sequence[str]) -> int:
         if answer.was_member:
             done = "was not removed; the next client that joins under this name owns it"
     if not config.readmit and answer.was_removed:
-        done = "was removed already"
+        done = "was already removed"
     known = "" if answer.was_member else " (it had not joined this run)"
-    told = {
+    document = {
         "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
         "was_removed": answer.was_removed,
     }  # fmt: skip
-    _print_answer(config, json.dumps(told), f"{config.site} {done}{known}")
+    _print_answer(config, json.dumps(document), f"{config.site} {done}{known}")
     return int(ExitCode.DONE)
 
 
@@ -194,9 +195,9 @@ def stop(argv: Sequence[str]) -> int:
 
 
 def plain_document(message: Any) -> dict[str, Any]:
-    """Return a message as JSON has it: numbers as numbers, bytes in hex, the fields that are set.
+    """Return a message as plain types: its set fields, with bytes in hex.
 
-    (protobuf's own JSON has 64-bit numbers as text, and bytes in base64.)
+    protobuf's own JSON writes 64-bit numbers as text and bytes in base64.
     """
     return {
         field.name: _plain_value(field, getattr(message, field.name))
@@ -210,7 +211,7 @@ def _plain_value(field: Any, value: Any) -> Any:
         return dict(value)
     if field.message_type:
         is_one = field.has_presence
-        return plain_document(value) if is_one else [plain_document(one) for one in value]
+        return plain_document(value) if is_one else [plain_document(item) for item in value]
     return value.hex() if isinstance(value, bytes) else value
 
 
@@ -225,8 +226,8 @@ def _environ() -> dict[str, str]:
 
 
 def _coordinator(config: OperateConfig) -> "AdminClient":
-    if "grpc" not in sys.modules:  # which reads it
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what is wrong we say
+    if "grpc" not in sys.modules:  # grpc reads the variable when it is imported
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # ssfl prints the errors itself
     from ssfl.tools.operate.admin_client import AdminClient
 
     tls = None

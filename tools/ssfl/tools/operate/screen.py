@@ -1,4 +1,4 @@
-"""A run's status as people see it: one view, for `ssfl status` and for the demo's live screen."""
+"""The view of a run's status, for `ssfl status` and the demo's live screen."""
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -21,14 +21,14 @@ STATE_STYLE = {
 
 
 def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
-    """Return the whole view: where the run is, what it waits for, who does what."""
+    """Return the whole view: progress, clients, and what the run waits for."""
     head = Text()
     head.append(title or f"run {status.run_id}", style="bold")
     head.append(f"   {status.phase}", style="cyan")
     if status.paused and status.phase != "paused":
         head.append("   pauses after this step", style="yellow")
     if status.refresh_asked:
-        head.append("   the mask is to be renewed", style="yellow")
+        head.append("   the mask will be refreshed", style="yellow")
     bar = Table.grid()
     bar.add_row(
         ProgressBar(total=max(1, status.rounds_all), completed=status.rounds_done, width=60)
@@ -43,14 +43,14 @@ def status_view(status: pb.GetStatusResponse, title: str = "") -> Group:
 
 
 def status_line(status: pb.GetStatusResponse, title: str) -> str:
-    """Return one line, for logs and pipes."""
+    """Return the status as one line, for logs and pipes."""
     return f"{title}: {status.phase}  " + "  ".join(_facts(status))
 
 
 def megabytes(
     status: pb.GetStatusResponse, direction: str | None = None, *, one_off: bool | None = None
 ) -> float:
-    """Return message bytes in MB, of one direction or both, one-off phases apart or in."""
+    """Return message bytes in MB, of one direction or both, with or without one-off phases."""
     return (
         sum(
             entry.message_bytes
@@ -81,21 +81,25 @@ def _facts(status: pb.GetStatusResponse) -> list[str]:
 
 
 def _refused(status: pb.GetStatusResponse) -> str:
-    """Return who was refused what, most first; empty if nobody was."""
-    most = sorted(status.refusals, key=lambda one: (-one.count, one.client_id, one.reason))
-    told = [f"{one.client_id} {one.reason} {one.count}" for one in most[:MAX_REFUSALS_SHOWN]]
-    more = len(most) - MAX_REFUSALS_SHOWN
-    told += [f"{more} more (--json has all)"] if more > 0 else []
-    return "refused: " + ", ".join(told) if told else ""
+    """Return the refusals by client, largest counts first; empty if there are none."""
+    refusals = sorted(
+        status.refusals, key=lambda entry: (-entry.count, entry.client_id, entry.reason)
+    )
+    texts = [
+        f"{entry.client_id} {entry.reason} {entry.count}" for entry in refusals[:MAX_REFUSALS_SHOWN]
+    ]
+    more = len(refusals) - MAX_REFUSALS_SHOWN
+    texts += [f"{more} more (--json has all)"] if more > 0 else []
+    return "refused: " + ", ".join(texts) if texts else ""
 
 
 def _clients(status: pb.GetStatusResponse) -> Table:
     table = Table.grid(padding=(0, 2))
     for client in status.clients[:MAX_CLIENTS_SHOWN]:
-        doing = Text(client.state, style=STATE_STYLE.get(client.state, ""))
+        state = Text(client.state, style=STATE_STYLE.get(client.state, ""))
         steps = f"step {client.steps_done}/{client.steps_all}" if client.steps_all else ""
         seen = f"last seen {client.last_seen_s:.0f} s ago" if client.last_seen_s > 5 else ""
-        table.add_row(client.client_id, f"{client.num_samples} samples", doing, steps, seen)
+        table.add_row(client.client_id, f"{client.num_samples} samples", state, steps, seen)
     if len(status.clients) > MAX_CLIENTS_SHOWN:
         table.add_row(f"… {len(status.clients) - MAX_CLIENTS_SHOWN} more")
     return table

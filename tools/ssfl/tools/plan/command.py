@@ -1,4 +1,4 @@
-"""`ssfl plan`: what a run will send and how long that takes, before anything is started."""
+"""`ssfl plan`: predict the bytes and transfer times of a run before it starts."""
 
 import json
 import math
@@ -30,9 +30,9 @@ Parsed = TypeVar("Parsed")
 
 DESCRIPTION = (
     "Predicts the bytes of a run and the seconds its transfers take on a link, for one or more "
-    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent. What depends on data "
-    "or people is not in it: masks renewed on request, for new labels or on a jump of the loss, "
-    "and an early end (--target-accuracy, --patience)."
+    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent. Not included is what "
+    "depends on data or people: masks refreshed on request, for new labels or on a jump of the "
+    "loss, and an early end (--target-accuracy, --patience)."
 )
 EXAMPLE = (
     "For example: ssfl plan --model resnet18 --input 3x32x32 --classes 10 --sparsity 0.9,0.95 "
@@ -42,7 +42,7 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """The run to predict. Flags that a coordinator has too mean the same here."""
+    """The run to predict. Flags of the coordinator have the same meaning here."""
 
     model: str = same_as_run("model")
     norm: str = same_as_run("norm")
@@ -52,7 +52,7 @@ class PlanConfig:
     task: str = setting("image", "task, as for ssfl-client; all but image need --data")
     data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
-    sparsity: str = setting("0.9", "share of weights to prune; several such as 0.5,0.9,0.95")
+    sparsity: str = setting("0.9", "share of weights to prune, or several: 0.5,0.9,0.95")
     sparsity_schedule: str = same_as_run("sparsity_schedule")
     warmup_rounds: int = same_as_run("warmup_rounds")
     refresh_rounds: str = same_as_run("refresh_rounds")
@@ -71,7 +71,7 @@ class PlanConfig:
     grid_bits: int = same_as_run("grid_bits")
     reference_coding: str = setting(
         "auto",
-        "encode values against the base that both ends hold; auto: on",
+        "encode values against the base that both ends hold (auto: on)",
         choices=REFERENCE_CODING,
     )
     upload_slots: int = setting(8, "uploads the coordinator receives at once", ge=1)
@@ -81,7 +81,7 @@ class PlanConfig:
     rtt: str = setting("", "round trip, such as 50ms")
     coordinator_link: str = setting(
         "",
-        "rate of the coordinator's link, shared by its clients; by default unlimited",
+        "rate of the coordinator's link, shared by its clients; unlimited by default",
     )
     json: bool = setting(False, "print JSON, in bytes and seconds")
 
@@ -98,11 +98,11 @@ class PlanConfig:
             raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
         if self.link and (self.up or self.down or self.rtt):
             raise SettingsError("--link stands for --up, --down and --rtt: give one or the other")
-        given = [bool(one) for one in (self.up, self.down, self.rtt)]
+        given = [bool(value) for value in (self.up, self.down, self.rtt)]
         if any(given) and not all(given):
             raise SettingsError("--up, --down and --rtt belong together: give all three")
         if self.coordinator_link and not (self.link or self.up):
-            raise SettingsError("--coordinator-link needs the clients' own: give --link")
+            raise SettingsError("--coordinator-link needs the clients' links, too: give --link")
         if self.clients_per_round > self.clients:
             raise SettingsError(
                 f"--clients-per-round {self.clients_per_round} is more than "
@@ -117,13 +117,13 @@ class PlanConfig:
         return parse_shape(self.input)
 
     def sparsities(self) -> list[str]:
-        """Return the sparsities to compare; a schedule stands for all of them."""
+        """Return the sparsities to compare; a schedule replaces them."""
         if self.sparsity_schedule:
             return ["0.9"]
-        return [one.strip() for one in self.sparsity.split(",")]
+        return [text.strip() for text in self.sparsity.split(",")]
 
     def client_link(self) -> Link | None:
-        """Return the clients' link, if one is given."""
+        """Return the clients' link, or None."""
         if self.link:
             return _for_flag("--link", lambda: parse_link(self.link))
         if not self.up:
@@ -140,7 +140,7 @@ class PlanConfig:
         return _for_flag("--coordinator-link", lambda: parse_rate(self.coordinator_link))
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
-        """Return the settings of the run, as the coordinator would have them."""
+        """Return the run's settings as the coordinator would have them."""
         run = run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
         if strategy == "ssfl":
             return run
@@ -182,7 +182,7 @@ def plan(argv: Sequence[str]) -> int:
         print(json.dumps(plan_document(dense, sparse, link, coordinator), indent=1))
     else:
         screen = console()
-        network = manifest.model.get("model", manifest.model["task"])  # a task's own has no name
+        network = manifest.model.get("model", manifest.model["task"])  # own models have no name
         screen.print(plan_table(network, dense, sparse))
         for note in notes(dense, sparse, link, coordinator, config.upload_slots):
             screen.print(note)
@@ -190,7 +190,7 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
-    """Build the model and describe it as a client would; torch is loaded here."""
+    """Build the model and describe it as a client would. Imports torch."""
     with learning_errors():
         import torch
 

@@ -1,8 +1,8 @@
-"""The masks of a run before it starts: which rounds each one has, and how many weights it keeps.
+"""The masks of a run before it starts: the rounds of each, and the weights that it keeps.
 
-A warm-up is a mask that keeps everything. What renews a mask is decided by the very rule of a run
-(`ssfl.server.run.refresh`), as far as it follows from round numbers alone: an operator, new labels
-and losses are not known before.
+A warm-up has a mask that keeps everything. Refreshes follow the rule of a run
+(`ssfl.server.run.refresh`), as far as it depends on round numbers alone. Refreshes by an operator,
+for new labels or on a jump of the loss cannot be predicted.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class PlannedMask:
     stop: int
     num_kept: int
     num_decisive: int
-    is_agreed: bool  # by scores, before its first round; else it keeps everything
+    is_agreed: bool  # True if chosen by scores before its first round; else it keeps everything
 
 
 def planned_masks(manifest: Manifest, settings: RunSettings) -> list[PlannedMask]:
-    """Return a run's masks in their order; together they have all rounds."""
+    """Return a run's masks in order; together they cover all rounds."""
     rounds, strategy = settings.rounds, strategy_for(settings)
     if not isinstance(strategy, Ssfl):
         return [PlannedMask(0, rounds, manifest.num_masked, 0, is_agreed=False)]

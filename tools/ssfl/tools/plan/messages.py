@@ -1,8 +1,8 @@
-"""The sizes of the messages of a run, taken from messages built for it.
+"""Sizes of the messages of a run, taken from messages built for it.
 
-Every message here is the one that travels (proto/ssfl/v1), filled with digests, numbers and
-names as long as a run's. Only lengths that nobody knows before the run are guesses: the number
-of samples at a site, its name, the digits of an evaluation; together some bytes a message.
+Each message is built as it is sent (proto/ssfl/v1), with digests, numbers and names as long as
+those of a run. Lengths that are unknown before the run are guesses: the number of samples at a
+site, its name, the digits of an evaluation. Together they are some bytes per message.
 """
 
 import math
@@ -38,7 +38,7 @@ NAMES_SHOWN = 5  # in the reason of a `waiting`
 
 
 def download_bytes(payload_bytes: int, offset: int = 0) -> int:
-    """Return the message bytes of a payload's chunks on their way to a client."""
+    """Return the message bytes of a payload's chunks to a client."""
     return sum(
         _chunk_bytes(pb.NextTaskResponse, _varint_bytes(offset + at), size)
         for at, size in _chunks(payload_bytes)
@@ -46,7 +46,7 @@ def download_bytes(payload_bytes: int, offset: int = 0) -> int:
 
 
 def upload_bytes(payload_bytes: int, bits_per_s: float | None, request: Callable[..., Any]) -> int:
-    """Return the message bytes of a payload's chunks on their way up a link of this speed."""
+    """Return the message bytes of a payload's chunks to the coordinator at this speed."""
     now_s = 0.0
     sizer = ChunkSizer(lambda: now_s)
     total = offset = 0
@@ -66,7 +66,7 @@ def _chunks(payload_bytes: int) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def _chunk_bytes(message: Callable[..., Any], offset_bytes: int, size: int) -> int:
-    """Return the size of a chunk's message; the offset counts by the bytes it takes."""
+    """Return the size of a chunk's message, given the encoded size of its offset."""
     offset = 1 << 7 * (offset_bytes - 1) if offset_bytes else 0
     chunk = transfer_pb2.Chunk(offset=offset, data=bytes(size), crc32=1)
     return int(message(chunk=chunk).ByteSize())
@@ -151,7 +151,7 @@ class Messages:
         *,
         is_refresh: bool = False,
     ) -> int:
-        """Return the size of a SCORE task; to renew a mask it names the model to score."""
+        """Return the size of a SCORE task; one for a refresh names the model to score."""
         work = pb.ScoreTask(
             criterion="saliency",
             manifest_digest=DIGEST,
@@ -194,7 +194,7 @@ class Messages:
         mask: int = 0,
         base: transfer_pb2.Payload | None = None,
     ) -> int:
-        """Return the size of a TRAIN task; `mask` is the bytes of its payload, 0: held already."""
+        """Return the size of a TRAIN task; `mask` is its payload's size, 0 if already held."""
         work = pb.TrainTask(
             round_number=round_number,
             mask=self._mask(mask),
@@ -253,7 +253,7 @@ class Messages:
         return _task(step, finish=work)
 
     def upload_answers(self) -> int:
-        """Return the size of grant and receipt."""
+        """Return the size of a grant and a receipt."""
         receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
         answers = (
             pb.SendUpdateResponse(grant=transfer_pb2.Grant()),
@@ -283,7 +283,7 @@ class Messages:
 
 
 def payload_of(coded: CodedSize, num_bytes: int) -> transfer_pb2.Payload:
-    """Return the announcement of coded values of so many bytes."""
+    """Return the announcement of coded values of `num_bytes`."""
     payload = _payload(coded.encoding, num_bytes)
     if coded.has_reference:
         payload.reference_digest = DIGEST

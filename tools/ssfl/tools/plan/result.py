@@ -1,4 +1,4 @@
-"""What is predicted of a run: bytes by phase and direction, and seconds on a link."""
+"""The prediction for a run: bytes by phase and direction, and seconds on a link."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from ssfl.tools.plan.sizes import ZERO, Size
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one client sends or gets at once."""
+    """One transfer of one client."""
 
     payload: Size
     message: Size  # the header and all chunks
@@ -29,7 +29,7 @@ NOTHING = Transfer(ZERO, ZERO)
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A time, expected from `low` to `high`, never more than `most` on such a link."""
+    """A duration, expected from `low` to `high`, and at most `most` on this link."""
 
     low: float
     high: float
@@ -49,11 +49,11 @@ NO_TIME = Seconds(0.0, 0.0, 0.0)
 class Times:
     """Seconds of transfers on the link, without work at either end."""
 
-    base: Seconds  # from the coordinator's sending to the client's last byte
-    update: Seconds  # from the client's sending to its receipt, if it need not queue
-    round: Seconds  # both, with the queue where there are more clients than upload slots
-    scoring: Seconds  # all clients' scores
-    mask: Seconds  # with the first task: the base follows from it
+    base: Seconds  # from the coordinator's first byte to the client's last
+    update: Seconds  # from the client's first byte to its receipt, without queueing
+    round: Seconds  # base and update, with queueing for the upload slots
+    scoring: Seconds  # the scores of all clients
+    mask: Seconds  # sent with the first task; the client derives the base from it
     run: Seconds
 
 
@@ -67,20 +67,20 @@ class RunPlan:
     num_kept: int
     num_clients: int
     cohort: int
-    rows: dict[tuple[str, str], Transfer]  # (phase, direction): the whole run's ledger
+    rows: dict[tuple[str, str], Transfer]  # (phase, direction) -> total of the run's ledger
     update: Transfer  # one client, one round
     base: Transfer
     scores: Transfer  # one client, for each mask
     mask: Transfer
-    masks: tuple[PlannedMask, ...]  # what one client and round move is of the last
-    costs: tuple[tuple[int, int], ...]  # of each mask: bytes of one client, once and in a round
+    masks: tuple[PlannedMask, ...]  # the transfers above are those of the last mask
+    costs: tuple[tuple[int, int], ...]  # per mask: bytes of one client, once and per round
     times: Times | None = field(default=None)
 
     def total(self, direction: str, *, control: bool = True) -> Transfer:
         """Return the run's bytes in one direction at the coordinator."""
         total = NOTHING
-        for (phase, way), transfer in self.rows.items():
-            if way == direction and (control or phase != "control"):
+        for (phase, row_direction), transfer in self.rows.items():
+            if row_direction == direction and (control or phase != "control"):
                 total += transfer
         return total
 
@@ -89,14 +89,14 @@ class RunPlan:
         return sum(mask.is_agreed for mask in self.masks)
 
     def break_even(self, dense: "RunPlan") -> int | None:
-        """Return the rounds after which a client has moved fewer bytes than in the dense run."""
+        """Return the rounds after which a client has sent fewer bytes than in the dense run."""
         ((_, in_dense),) = dense.costs
-        ahead = 0  # of the dense run, in bytes
+        ahead = 0  # bytes saved so far against the dense run
         for mask, (once, in_round) in zip(self.masks, self.costs, strict=True):
             ahead -= once
             saved = in_dense - in_round
             needed = -ahead // saved + 1 if saved > 0 else None
-            is_last = mask is self.masks[-1]  # which may pay off after the run only
+            is_last = mask is self.masks[-1]  # the last mask may pay off only after the run
             if needed is not None and (is_last or needed <= mask.stop - mask.first):
                 return mask.first + max(1, needed)
             ahead += saved * (mask.stop - mask.first)

@@ -1,9 +1,9 @@
-"""Payload sizes before the payloads exist.
+"""Predicted payload sizes.
 
-Values and scores as float32 have a size that follows from their number. What is entropy-coded has
-a hard bound, which its codec states, and a range that was measured on real models and real
-training: `benchmarks/plan_ranges.py` fails if a constant below is wrong. It measures small images;
-the ranges also hold the larger networks of `benchmarks/bytes_on_wire.py`.
+The size of float32 values and scores follows from their number. Entropy-coded payloads have a hard
+bound, given by the codec, and a range measured on real models and training.
+`benchmarks/plan_ranges.py` measures it on small images and fails if a constant below is wrong. The
+ranges also cover the larger networks of `benchmarks/bytes_on_wire.py`.
 """
 
 import math
@@ -18,27 +18,27 @@ from ssfl.method.value_types import lossy_code
 from ssfl.server.uploads.encoding_choice import LOSSY
 from ssfl.v1 import transfer_pb2
 
-# Shares of 4 bytes per value: less the less values move in a round, so less with a small
+# Shares of 4 bytes per value. They shrink with the change of the values in a round: with a small
 # learning rate, few local steps and many clients in the mean.
 REFERENCE_SHARE = (0.57, 0.83)  # against the previous base
-FIRST_SHARE = (0.67, 0.85)  # for a client that does not hold it: against the first, or nothing
+FIRST_SHARE = (0.67, 0.85)  # for a client without the previous base: against the first, or none
 LOSSY_SHARES = {"bfloat16": (0.32, 0.38), "int8": (0.18, 0.25), "grid": (0.15, 0.42)}
-GRID_BITS = 16  # of the grid's shares; a bit more or less is a bit per value
+GRID_BITS = 16  # for which the grid's shares hold; each further bit adds a bit per value
 MIN_SHARE = 0.03
 FROZEN_SHARE = (0.0003, 0.005)  # of values that no client trains: differences of zero
 
-# Compact scores: what says which are coded, then so many bits for a code, and a table per block.
+# Compact scores: the coded positions, SCORE_BITS per coded score, and a table per block.
 SCORE_BITS = (4.4, 7.0)
 SCORE_TABLE_BYTES = 1024
 
-# Share of the entropy of independent bits that a mask takes, least with large images; what its
-# channels cost is extra.
+# Size of a mask as a share of the entropy of independent bits, smallest with large images. The
+# cost of its channels is extra.
 MASK_SHARE = (0.2, 0.56)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A number of bytes: expected from `low` to `high`, never more than `most`."""
+    """A number of bytes, expected from `low` to `high`, and at most `most`."""
 
     low: int
     high: int
@@ -49,11 +49,11 @@ class Size:
         return cls(num_bytes, num_bytes, num_bytes)
 
     def map(self, function: Callable[[int], int]) -> "Size":
-        """Return the size after a function that never falls."""
+        """Return the size mapped by a non-decreasing function."""
         return Size(function(self.low), function(self.high), function(self.most))
 
     def or_else(self, other: "Size") -> "Size":
-        """Return the size of one or the other."""
+        """Return the range that covers both sizes."""
         return Size(
             min(self.low, other.low), max(self.high, other.high), max(self.most, other.most)
         )
@@ -70,7 +70,7 @@ ZERO = Size.fixed(0)
 
 @dataclass(frozen=True, slots=True)
 class CodedSize:
-    """How something travels: its encoding, its size, and whether it names a reference."""
+    """The encoding and size of a payload, and whether it names a reference."""
 
     encoding: transfer_pb2.Encoding
     size: Size
@@ -79,14 +79,14 @@ class CodedSize:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How a run's settings, and the coordinator's, let values travel."""
+    """The encodings that the settings of a run and its coordinator select."""
 
     settings: RunSettings
     reference: bool  # values are coded against a base that both ends hold
     num_frozen: int = 0  # values that no client trains
 
     def update(self, count: int) -> CodedSize:
-        """Return how an update of `count` values travels."""
+        """Return encoding and size of an update of `count` values."""
         name, plain = self.settings.value_type, values_only.encoded_bytes(count)
         if code := lossy_code(self.settings):
             return CodedSize(
@@ -98,7 +98,7 @@ class Coding:
         return CodedSize(transfer_pb2.ENCODING_VALUES_ONLY, Size.fixed(plain))
 
     def base(self, count: int, *, holds_previous: bool) -> CodedSize:
-        """Return how a base travels to a client that holds the one before it, or does not."""
+        """Return encoding and size of a base for a client with or without the previous base."""
         if holds_previous:
             return self.update(count)
         if self.reference:
@@ -108,11 +108,11 @@ class Coding:
         return CodedSize(transfer_pb2.ENCODING_VALUES_ONLY, plain)
 
     def scores(self, num_masked: int, num_decisive: int) -> CodedSize:
-        """Return how one client's scores travel; `num_decisive` of them get a code."""
+        """Return encoding and size of one client's scores; `num_decisive` of them are coded."""
         plain = values_only.encoded_bytes(num_masked)
         if self.settings.scores == "exact":
             return CodedSize(transfer_pb2.ENCODING_DENSE, Size.fixed(plain))
-        # Scores that no code can hold, near the largest float32, travel as they are.
+        # Scores that no code can hold, near the largest float32, are sent as they are.
         most = max(plain, scores.max_encoded_bytes(num_masked))
         which = num_masked * _entropy_bits(num_decisive / num_masked) / 8
         low, high = (which + num_decisive * bits / 8 for bits in SCORE_BITS)
@@ -123,8 +123,8 @@ class Coding:
     def _coded(self, code: ValueCode, count: int, share: tuple[float, float]) -> Size:
         frozen = values_only.encoded_bytes(min(count, self.num_frozen))
         trained = values_only.encoded_bytes(count) - frozen
-        # What a lossy code cannot hold travels without loss.
-        most = max(blocks.max_encoded_bytes(one, count) for one in (code, reference.CODE))
+        # Values that a lossy code cannot hold are sent without loss.
+        most = max(blocks.max_encoded_bytes(each, count) for each in (code, reference.CODE))
         low, high = (
             of_trained * trained + of_frozen * frozen
             for of_trained, of_frozen in zip(share, FROZEN_SHARE, strict=True)
@@ -140,11 +140,11 @@ class Coding:
 
 
 def mask_size(manifest: Manifest, num_kept: int) -> Size:
-    """Return the payload of the mask; one that keeps everything does not travel."""
+    """Return the payload size of a mask; a mask that keeps everything is not sent."""
     num_masked = manifest.num_masked
     if num_kept == num_masked:
         return ZERO
-    most = masks.packed_bytes(num_masked)  # the smallest form is sent, and this is one
+    most = masks.packed_bytes(num_masked)  # a bound, since the smallest form is sent
     side = sorted_bits.max_encoded_bytes(manifest.masked_shapes) - most
     entropy = num_masked * _entropy_bits(num_kept / num_masked) / 8
     low, high = (share * entropy for share in MASK_SHARE)

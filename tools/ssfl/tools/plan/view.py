@@ -1,4 +1,4 @@
-"""A plan as people and programs read it: a table with a column per run, notes, a JSON document."""
+"""Output of a plan: a table with a column per run, notes, and the JSON document."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
         table.add_row(Text(heading, style="bold"))
         for name, cell in rows:
             cells = [cell(plan) for plan in plans]
-            if any(one != NONE for one in cells):
+            if any(text != NONE for text in cells):
                 table.add_row(f"  {name}", *cells)
     return table
 
@@ -46,46 +46,46 @@ def notes(
     coordinator_bits_per_s: float | None,
     upload_slots: int,
 ) -> Iterator[str]:
-    """Yield what a reader of the table has to know."""
-    yield "MB are 1000² bytes. Framing is what messages have beyond their tensors."
+    """Yield the explanations of the table."""
+    yield "MB are 1000² bytes. Framing is the part of messages that is not tensor data."
     if len(sparse[0].masks) > 1:
         yield _masks_note(sparse[0])
     if link is None:
-        yield "With --link 20mbit/50ms there are also seconds."
+        yield "Give --link, such as --link 20mbit/50ms, to predict seconds, too."
         return
     rates = f"{link.up_bits_per_s / 1e6:g} Mbit/s up, {link.down_bits_per_s / 1e6:g} down"
     shared = (
-        "and the coordinator's is no limit"
+        "and the coordinator's link is unlimited"
         if coordinator_bits_per_s is None
-        else f"and all share the coordinator's {coordinator_bits_per_s / 1e6:g} Mbit/s"
+        else f"and all share {coordinator_bits_per_s / 1e6:g} Mbit/s at the coordinator"
     )
     yield (
-        f"Seconds are those of transfers alone. Every client has a link of its own ({rates}, "
+        f"Seconds are for transfers only. Every client has its own link ({rates}, "
         f"{1000 * link.rtt_s:g} ms), {shared}."
     )
     if dense.cohort > upload_slots:
         yield (
             f"The coordinator receives {upload_slots} uploads at once (--upload-slots), so the "
-            f"{dense.cohort} of a round take {-(-dense.cohort // upload_slots)} turns."
+            f"{dense.cohort} uploads of a round take {-(-dense.cohort // upload_slots)} turns."
         )
 
 
 def _masks_note(plan: RunPlan) -> str:
-    """Say which masks the run has, and of which one the rows for one client are."""
-    warm, agreed = plan.settings.warmup_rounds, [one for one in plan.masks if one.is_agreed]
+    """Return which masks the run has, and which one the rows for one client show."""
+    warm, agreed = plan.settings.warmup_rounds, [mask for mask in plan.masks if mask.is_agreed]
     dense = f"{warm} dense rounds come first. " if warm else ""
-    rounds = ", ".join(str(one.first) for one in agreed)
+    rounds = ", ".join(str(mask.first) for mask in agreed)
     return (
-        f"{dense}A mask is agreed before round {rounds}: scores and mask travel {len(agreed)}x; a "
-        "client's rows and kept values are those of the last. Masks renewed on request, for new "
-        "labels or on a jump of the loss come on top."
+        f"{dense}A mask is agreed before round {rounds}. Scores and mask are sent {len(agreed)} "
+        "times. The rows for a client and the kept values are those of the last mask. Masks "
+        "refreshed on request, for new labels or on a jump of the loss are not included."
     )
 
 
 def plan_document(
     dense: RunPlan, sparse: list[RunPlan], link: Link | None, coordinator_bits_per_s: float | None
 ) -> dict[str, Any]:
-    """Return everything as plain types: bytes and seconds, each from low to high and at most."""
+    """Return the JSON document: bytes and seconds, each as low, high and most."""
     return {
         "num_masked": dense.num_masked,
         "num_unmasked": dense.num_unmasked,
@@ -191,16 +191,16 @@ def _break_even(plan: RunPlan, dense: RunPlan) -> str:
 
 
 def format_size(size: Size, among: int = 1) -> str:
-    """Return "4.50 MB", or "3.30–3.80 MB" where it is a range."""
+    """Return a size as "4.50 MB", or a range as "3.30–3.80 MB"."""
     if not size.most:
         return NONE
     unit, divisor = _unit(size.high / among)
-    low, high = (format_number(one / among / divisor) for one in (size.low, size.high))
+    low, high = (format_number(end / among / divisor) for end in (size.low, size.high))
     return f"{high} {unit}" if low == high else f"{low}–{high} {unit}"
 
 
 def _format_bound(size: Size) -> str:
-    """Return the bound where it is worth telling beside the expectation."""
+    """Return the upper bound if it is well above the expected size."""
     return NONE if size.most < 1.01 * size.high else format_size(Size.fixed(size.most))
 
 
@@ -221,12 +221,12 @@ def _time(plan: RunPlan, chosen: Callable[[Times], Seconds]) -> str:
     seconds = chosen(plan.times)
     if not seconds.most:
         return NONE
-    first, second = (format_number(one) for one in (seconds.low, seconds.high))
-    return f"{second} s" if first == second else f"{first}–{second} s"
+    low, high = (format_number(end) for end in (seconds.low, seconds.high))
+    return f"{high} s" if low == high else f"{low}–{high} s"
 
 
 def format_number(number: float) -> str:
-    """Return three digits, or all of those before the point."""
+    """Return a number with three digits, or with all digits before the point."""
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}"

@@ -1,17 +1,16 @@
-"""A whole run before it starts: bytes by phase and direction, and seconds on a link.
+"""Prediction of a whole run: bytes by phase and direction, and seconds on a link.
 
-Follows a run as `ssfl.server.run.machine` conducts it when no client is lost: every client joins
-twice, one describes the model, all score, all get the mask; each round a cohort trains; all test
-the model every `evaluate_every` rounds and at the end. The first base is not sent, as a client can
-make it from the initial weights; one that a client was given to test is not sent again to train
-from. With sampled clients, how many of them hold the base before is an expectation.
+The prediction follows a run of `ssfl.server.run.machine` in which no client is lost. Every client
+joins twice, one describes the model, all score, all get the mask. A cohort trains in each round.
+All clients test the model every `evaluate_every` rounds and at the end. The first base is not sent,
+because clients derive it from the initial weights. A base that a client got for a test is not sent
+again for training. With sampled clients, the number that hold the previous base is an expectation.
 
-After a warm-up and where a mask is renewed (plan_masks.py), all are sent the base they lack, score
-it, and get the mask, or its difference to the one before; what the new one adds they hold.
+After a warm-up and at a refresh (masks.py), all clients get the base if they lack it, score it, and
+get the mask or its difference to the previous mask. They already hold the values that it adds.
 
-Totals are the coordinator's ledger: the same phases, payload and message bytes. Control messages
-are an expectation: a client that waits or works long hears and sends some tens of bytes every
-10 to 15 s.
+Totals are those of the coordinator's ledger, with the same phases. Control messages are an
+expectation: a client that waits or works sends and receives some tens of bytes every 10 to 15 s.
 """
 
 from collections import Counter
@@ -37,7 +36,7 @@ from ssfl.v1 import transfer_pb2
 
 @dataclass(frozen=True, slots=True)
 class PlannedSite:
-    """What is assumed of every client; the counts of samples move the result by some bytes only."""
+    """Assumptions about every client; the numbers of samples change only some bytes."""
 
     num_samples: int = 1000
     num_tested: int = 200
@@ -54,10 +53,10 @@ def plan_run(
     coordinator_bits_per_s: float | None = None,
     site: PlannedSite | None = None,
 ) -> RunPlan:
-    """Return what a run with `settings.clients` clients will send, and how long that takes.
+    """Return the predicted bytes and seconds of a run with `settings.clients` clients.
 
-    Each client is thought to have a link of its own; `coordinator_bits_per_s` is the
-    coordinator's, which those who transfer at the same time share.
+    Each client has its own link. Clients that transfer at the same time share
+    `coordinator_bits_per_s`, the rate of the coordinator's link.
     """
     site = site or PlannedSite()
     coding = Coding(settings, reference_coding, site.num_frozen)
@@ -68,13 +67,13 @@ def plan_run(
 
 @dataclass(frozen=True)
 class _Leg:
-    """How things travel under one mask."""
+    """The rounds under one mask, with the encodings of their transfers."""
 
     mask: PlannedMask
     messages: Messages
     update: CodedSize
-    next_base: CodedSize  # to a client that holds the base before it
-    any_base: CodedSize
+    next_base: CodedSize  # for a client that holds the previous base
+    any_base: CodedSize  # for any other client
     scores: CodedSize
     mask_size: Size
 
@@ -105,7 +104,7 @@ class _Planner:
         count = mask.num_kept + manifest.num_unmasked
         size = mask_size(manifest, mask.num_kept) if mask.is_agreed else ZERO
         if mask.first > (self.settings.warmup_rounds or 0):
-            size = Size(0, size.high, size.most)  # the difference to the mask before may be less
+            size = Size(0, size.high, size.most)  # a difference to the previous mask may be small
         return _Leg(
             mask,
             Messages(manifest, self.settings, mask.num_kept, site.num_samples, site.num_tested),
@@ -150,7 +149,7 @@ class _Planner:
 
     @property
     def _middle(self) -> tuple[int, int]:
-        """The numbers of a typical step and round: as long as most are."""
+        """A typical step and round number, for message sizes."""
         round_number = self.settings.rounds // 2
         return round_number + 2, round_number
 
@@ -220,13 +219,14 @@ class _Planner:
         initial = Size.fixed(header + upload_bytes(sent, None, pb.SendInitialRequest))
         self._add("initial", "up", Transfer(Size.fixed(sent), initial))
         most = download_bytes(sent)
-        unlike = Transfer(Size(0, sent, sent), Size(0, most, most))  # a client's own first weights
+        # A client with the same initial weights does not download them.
+        initial_down = Transfer(Size(0, sent, sent), Size(0, most, most))
         if sent:
             phase = "initial" if self.legs[0].mask.is_agreed else "values"
-            self._add(phase, "down", unlike, self.num_clients - 1)
+            self._add(phase, "down", initial_down, self.num_clients - 1)
 
     def _count_mask(self, leg: _Leg) -> None:
-        """Count one agreement: all are asked for scores, and get the mask with their next task."""
+        """Count one agreement: all clients score, and get the mask with their next task."""
         n, is_refresh = self.num_clients, leg.mask.first > 0
         task = leg.messages.score_task(
             1, leg.scores, leg.mask.num_decisive, 0, is_refresh=is_refresh
@@ -239,7 +239,7 @@ class _Planner:
             self._add("values", "down", Transfer(ZERO, with_mask), n)
 
     def _is_tested(self, rounds_done: int) -> bool:
-        """Tell whether all clients test the model after so many rounds."""
+        """Return True if all clients test the model after `rounds_done` rounds."""
         every, last = self.settings.evaluate_every, self.settings.evaluate_last
         due = rounds_done == self.settings.rounds or (every and rounds_done % every == 0)
         return bool(rounds_done and (due or rounds_done > self.settings.rounds - last))
@@ -250,7 +250,7 @@ class _Planner:
 
     @cached_property
     def _refresh_rounds(self) -> set[int]:
-        """Rounds that begin with scores of what was trained before them."""
+        """Rounds before which all clients score the trained model."""
         return {leg.mask.first for leg in self.agreed if leg.mask.first}
 
     def _count_rounds(self) -> None:
@@ -268,24 +268,24 @@ class _Planner:
     def _count_rounds_of(self, leg: _Leg) -> None:
         n, first, stop = self.num_clients, leg.mask.first, leg.mask.stop
         self._add("values", "up", self._update(leg), (stop - first) * self.cohort)
-        spare = sum(self._num_extra(number) for number in range(first, stop))
+        num_extra = sum(self._num_extra(number) for number in range(first, stop))
         task = self._train(leg, leg.any_base)
-        self._add("values", "up", NOTHING.or_else(self._update(leg)), spare)
-        self._add("values", "down", NOTHING.or_else(task), spare)
-        # The first base of a mask is made by every client itself, from what it has scored.
+        self._add("values", "up", NOTHING.or_else(self._update(leg)), num_extra)
+        self._add("values", "down", NOTHING.or_else(task), num_extra)
+        # Clients derive the first base of a mask from the model that they scored.
         num_held = 1
-        counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the base before)
+        counts: Counter[tuple[str, bool]] = Counter()  # (task, holds the previous base)
         for number in range(first + 1, stop + 1):
             was_tested = number - 1 > first and self._is_tested(number - 1)
-            everyone = was_tested or self.cohort == n
+            all_hold = was_tested or self.cohort == n
             num_held += number < stop and self._is_tested(number)
             if self._is_tested(number) or number in self._refresh_rounds:
                 work = "evaluate" if self._is_tested(number) else "score"
-                count = n if everyone else self.cohort
+                count = n if all_hold else self.cohort
                 counts[work, True] += count
                 counts[work, False] += n - count
             else:
-                count = self.cohort if everyone else round(self.cohort**2 / n)
+                count = self.cohort if all_hold else round(self.cohort**2 / n)
                 counts["train", True] += count
                 counts["train", False] += self.cohort - count
         held = Transfer(ZERO, Size.fixed(self._task(leg)))
@@ -297,9 +297,9 @@ class _Planner:
             self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
 
     def _num_extra(self, number: int) -> int:
-        """Return how many clients a round asks besides those it wants, while none gets lost.
+        """Return the number of clients that a round invites beyond its target, if none is lost.
 
-        Whether they get and send anything before the others have reported is their speed's.
+        They may be too slow to transfer anything before the round ends.
         """
         over = self.settings.over_selection
         if self.settings.reproducible or not self._is_sampled or over <= 1:
@@ -308,7 +308,7 @@ class _Planner:
         return min(asked, self.num_clients) - self.cohort
 
     def _count_own_models(self) -> None:
-        """Count the step in which all make a model of their own; the base was tested before."""
+        """Count the personalization of all clients, who hold the base from the last test."""
         n, messages, (step, _) = self.num_clients, self.messages, self._middle
         task = Transfer(ZERO, Size.fixed(messages.personalize_task(step)))
         answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
@@ -333,7 +333,7 @@ class _Planner:
         answers = messages.upload_answers() * (trained + n * scorings) + messages.receipt()
         plain = 2 * messages.join_response(described=False)
         full = 2 * messages.join_response(described=True)
-        # Told at once that there is nothing to do yet, and again when the step closes.
+        # A client hears that there is nothing to do yet at once, and again when the step closes.
         once = messages.waiting("the sum")
         twice = once + messages.waiting_for_cohort("train", self.cohort)
         steps = rounds + scorings
@@ -374,8 +374,10 @@ class _Planner:
         if not leg.mask.is_agreed:
             return base_s, update_s, round_s, NO_TIME, NO_TIME
         voting = self._link(link, min(self.num_clients, self.slots))
-        one = _seconds(self._scores(leg).message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s)
-        scoring_s = one * -(-self.num_clients // self.slots)
+        scores_s = _seconds(
+            self._scores(leg).message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s
+        )
+        scoring_s = scores_s * -(-self.num_clients // self.slots)
         return base_s, update_s, round_s, scoring_s, _seconds(_mask(leg).message, down.down_s)
 
     def _link(self, link: Link, num_clients: int) -> Link:
