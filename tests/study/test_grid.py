@@ -88,8 +88,8 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
     [
         ("[grid]\nsparsty = [1]", "sparsty in [grid] of FILE is not a setting of a study; did you "
          "mean sparsity?"),
-        ("[settings]\nround = 1", "round in [settings] of FILE is not a setting of a study; did you "
-         "mean rounds?"),
+        ("[settings]\nround = 1", "round in [settings] of FILE is not a setting of a study; did "
+         "you mean rounds?"),
         ("[data]\ncients = 1", "cients in [data] of FILE is not a setting of a study; did you mean "
          "clients?"),
         ("[[variant]]\nname = 'a'\nalpa = 1", "alpa in [variant a] of FILE is no setting of a "
@@ -125,8 +125,8 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
         ("seeds = [0, 0]", "seeds in FILE names a seed twice"),
         ("seeds = 0", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of seeds; "
          "got 0"),
-        ("seeds = ['a']", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of seeds; "
-         "got ['a']"),
+        ("seeds = ['a']", "seeds in FILE must be the number of seeds, 1 to 100000, or a list of "
+         "seeds; got ['a']"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_file(text: str, message: str, tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "complaint"),
     [
-        (["--clients=3"], ExitCode.USAGE, "--clients 3: shards holds 2 shards"),
-        (["--data-root=many"], ExitCode.USAGE, "many holds 40 shards, such as rec_00.csv: each"),
+        (["--clients=3"], ExitCode.USAGE, "--clients 3: shards has 2 shards"),
+        (["--data-root=many"], ExitCode.USAGE, "many has 40 shards, such as rec_00.csv, and each"),
         (["--dense", "--strategy=fedavg"], ExitCode.USAGE, "leave --strategy out"),
         (["--sparsity=2"], ExitCode.USAGE, "--sparsity: sparsity must lie strictly"),
         (["--rounds=0"], ExitCode.USAGE, "--rounds must be at least 1, got 0"),
@@ -37,8 +37,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--data-root=empty"], ExitCode.BAD_DATA, "the folder empty holds no shards; make some"),
         (["--out=."], ExitCode.USAGE, "--data-root shards lies in --out ., which is replaced"),
         (["--init=runs/rehearsal/m.safetensors"], ExitCode.USAGE, "lies in --out runs/rehearsal"),
-        (["--out=thesis"], ExitCode.USAGE, "thesis holds something else: choose another folder"),
-        (["--out=file"], ExitCode.USAGE, "file holds something else: choose another folder"),
+        (
+            ["--out=thesis"],
+            ExitCode.USAGE,
+            "thesis is not an output folder of ssfl: choose another",
+        ),
+        (["--out=file"], ExitCode.USAGE, "file is not an output folder of ssfl: choose another"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_told_before_a_process_is_started(

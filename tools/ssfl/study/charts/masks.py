@@ -60,7 +60,7 @@ def _mask_error_panel(
             axes, minibatches, band(curve["errors"]), colour, marker=marker, markersize=4,
             label=f"{sparsity_text(sparsity)} sparse, flat from {curve['flat_at']}",
         )  # fmt: skip
-        # Curves may become flat at the same number, so the dashes of each leave gaps for the others.
+        # Curves may become flat at the same number: the dashes of each leave gaps for the others.
         dashes = (4 * place, (4, 4 * max(1, len(curves) - 1)))
         axes.axvline(curve["flat_at"], color=colour, linestyle=dashes, linewidth=1.4)
     axes.set_xscale("log")
