@@ -89,7 +89,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there are: evaluate, export" in fails(capsys, ExitCode.USAGE, "train")
+    assert "the commands are: evaluate, export" in fails(capsys, ExitCode.USAGE, "train")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export"])

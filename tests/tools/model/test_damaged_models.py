@@ -38,7 +38,7 @@ def test_a_folder_without_one_of_its_files_is_told_which(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(MODEL, name).unlink()
-    assert f"holds no {name}" in fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data=all")
+    assert f"has no {name}" in fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data=all")
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_network_that_the_manifest_makes_up_is_not_built(
     """The file says how its network is built: a huge one must be refused, not tried."""
     manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
     cases: list[tuple[dict[str, object], str]] = [
-        ({"width": 512, "model": "resnet50"}, "is not the one of"),
+        ({"width": 512, "model": "resnet50"}, "differs from that of"),
         ({"width": "wide"}, "cannot be used"),
         ({"model": "transformer"}, "--model must be one of"),
-        ({"task": "table", "input_shape": [64], "width": 4096}, "is not the one of"),
-        ({"input_shape": "8x8"}, "does not tell the shape"),
-        ({"input_shape": [1] * 9}, "does not tell the shape"),
+        ({"task": "table", "input_shape": [64], "width": 4096}, "differs from that of"),
+        ({"input_shape": "8x8"}, "has no shape of a sample"),
+        ({"input_shape": [1] * 9}, "has no shape of a sample"),
         ({"input_shape": [1, 10**6, 10**6]}, "samples have more than"),
     ]
     for number, (made_up, told) in enumerate(cases):
@@ -119,7 +119,7 @@ def test_a_task_that_no_name_could_be_is_not_loaded(capsys: pytest.CaptureFixtur
     other = replace(manifest, model={**manifest.model, "task": ["image"]})
     write(Path("odd"), other, initial_vector(other, seed=5))
     told = fails(capsys, ExitCode.USAGE, "evaluate", "odd", "--data", "all")
-    assert "the model is of the task ['image']" in told
+    assert "the model belongs to the task ['image']" in told
 
 
 def test_the_model_that_ssfl_init_wrote_can_be_tested_too(

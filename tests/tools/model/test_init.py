@@ -117,7 +117,10 @@ def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
     folder = Path("runs", name)
     out = str(folder / "a.safetensors")
     assert init(*DIGITS, "--model", "mlp", "--out", out) == ExitCode.DONE
-    assert f"written to {out}; begin with: ssfl-coordinator --init {out}" in capsys.readouterr().out
+    assert (
+        f"written to {out}; start the run with: ssfl-coordinator --init {out}"
+        in capsys.readouterr().out
+    )
     weights = {**load_file(out), name: np.zeros(1, np.float32)}
     save_file(weights, folder / "more.safetensors")
     flags = ["--weights", str(folder / "more.safetensors"), "--partial"]
@@ -131,12 +134,12 @@ def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
     ("flags", "code", "complaint"),
     [
         (["--input", "8by8"], ExitCode.USAGE, "--input must be sizes such as 3x32x32"),
-        ([*DIGITS, "--data", "a"], ExitCode.USAGE, "--input stands for --data"),
+        ([*DIGITS, "--data", "a"], ExitCode.USAGE, "--input replaces --data"),
         ([*DIGITS, "--classes", "1"], ExitCode.USAGE, "--classes must be 2 or more, or 0"),
         (["--input", "0"], ExitCode.USAGE, "--input 0 has no values"),
-        ([*DIGITS, "--out", "there"], ExitCode.USAGE, "there is there already: --overwrite"),
+        ([*DIGITS, "--out", "there"], ExitCode.USAGE, "there exists already: --overwrite"),
         ([*DIGITS, "--out", ".", "--overwrite"], ExitCode.USAGE, "--out: . is no file"),
-        ([*DIGITS, "--partial"], ExitCode.USAGE, "--partial is about --weights"),
+        ([*DIGITS, "--partial"], ExitCode.USAGE, "--partial needs --weights"),
         ([*DIGITS, "--task", "absent.py"], ExitCode.BAD_DATA, "there is no task file absent.py"),
         (["--input", "8", "--model", "cnn"], ExitCode.BAD_DATA, "cnn needs images"),
         ([*DIGITS, "--weights", "a.safetensors"], ExitCode.BAD_DATA, "there is no file a"),

@@ -116,7 +116,7 @@ def test_one_line_a_step_and_a_last_one(root: Path, capsys: pytest.CaptureFixtur
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     code, lines, _ = audit(root, capsys)
     assert code == ExitCode.DONE
-    assert lines[0].startswith("run r1, begun with ssfl 0.1.0")
+    assert lines[0].startswith("run r1, started with ssfl 0.1.0")
     assert [line.split()[-1] for line in lines[1:-1]] == ["ok"] * STEPS
     assert lines[1].split() == [
         *("step", "1", "score", "round", "0", "3", "clients", "mask"),
@@ -288,7 +288,7 @@ def test_a_torn_tail_is_told_and_left_as_it_is(
     journal.write_bytes(journal.read_bytes() + b"\x40\0\0")
     code, lines, _ = audit(root, capsys)
     assert (code, lines[-1]) == (ExitCode.DONE, "same model: yes")
-    assert lines[-2].startswith("3 bytes behind the last record are not a whole one")
+    assert lines[-2].startswith("3 bytes after the last record are an incomplete record")
     assert journal.read_bytes().endswith(b"\x40\0\0")
 
 

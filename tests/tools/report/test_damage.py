@@ -55,7 +55,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_would_do(
 ) -> None:
     assert "there is no folder nowhere" in refused(capsys, "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "is not a run: it holds neither" in refused(capsys, tmp_path / "empty")
+    assert "is not a run: it has neither" in refused(capsys, tmp_path / "empty")
     shutil.copytree(run, tmp_path / "both" / "r1")
     shutil.copytree(run, tmp_path / "both" / "r2")
     said = refused(capsys, tmp_path / "both")

@@ -161,7 +161,7 @@ def test_a_stop_says_how_to_go_on_and_leaves_no_process(
         os.kill(process.pid, number)
         said = process.stderr.read()  # ends when nobody holds it any more
     assert process.returncode == code
-    assert "the same command again goes on from there" in said and "Traceback" not in said
+    assert "the same command resumes" in said and "Traceback" not in said
     assert list(tmp_path.glob("out/runs/*.json")) == []
     while alive(process.pid):  # its workers have ended; what multiprocessing keeps ends by itself
         time.sleep(0.02)
