@@ -61,7 +61,7 @@ def test_impossible_settings_of_a_demo_are_refused_before_files_are_written(
 
 
 @pytest.mark.parametrize("command", ["demo", "shards", "plan"])
-def test_the_help_says_that_variables_are_ignored(
+def test_the_help_states_that_variables_are_ignored(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
