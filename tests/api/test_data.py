@@ -23,7 +23,7 @@ def images(count: int = 12) -> api.DataSet:
     return api.DataSet("images", x, y, x[:3], y[:3], ("a", "b", "c"))
 
 
-def test_digits_in_memory_are_those_that_the_command_writes(tmp_path: Path) -> None:
+def test_digits_in_memory_equal_the_shards_of_the_command(tmp_path: Path) -> None:
     assert main(["shards", "--clients=3", "--alpha=0.5", "--seed=4", f"--out={tmp_path}"]) == 0
     written = api.read_shards(tmp_path)
     assert list(written) == ["shard_00", "shard_01", "shard_02"]
@@ -36,14 +36,14 @@ def test_digits_in_memory_are_those_that_the_command_writes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("function", [api.digits, api.cut])
-def test_defaults_are_those_of_the_command(function: Callable[..., object]) -> None:
-    usual = {one.name: one.default for one in fields(Cut)}
+def test_defaults_equal_those_of_the_command(function: Callable[..., object]) -> None:
+    defaults = {field.name: field.default for field in fields(Cut)}
     own = {
-        name: one.default
-        for name, one in signature(function).parameters.items()
-        if one.default is not Parameter.empty
+        name: parameter.default
+        for name, parameter in signature(function).parameters.items()
+        if parameter.default is not Parameter.empty
     }
-    assert own and own == {name: usual[name] for name in own}
+    assert own and own == {name: defaults[name] for name in own}
 
 
 def test_another_seed_gives_other_shards() -> None:
@@ -58,15 +58,15 @@ def test_pixels_are_scaled_as_a_client_scales_them() -> None:
                           np.sort(images().train_x.ravel().astype(np.float32) / 255))  # fmt: skip
 
 
-def test_a_file_is_cut_as_well(tmp_path: Path) -> None:
+def test_cut_reads_a_file(tmp_path: Path) -> None:
     data = images()
     np.savez(tmp_path / "mine.npz", x=data.train_x, y=data.train_y)
-    source, wish = tmp_path / "mine.npz", {"clients": 2, "partition": "iid", "test_share": 0.25}
-    shards = api.cut(source, **wish, layout="nchw")  # type: ignore[arg-type]
+    source, options = tmp_path / "mine.npz", {"clients": 2, "partition": "iid", "test_share": 0.25}
+    shards = api.cut(source, **options, layout="nchw")  # type: ignore[arg-type]
     assert sum(len(s.train_y) + len(s.val_y) + len(s.test_y) for s in shards) == 12
 
 
-def test_errors_speak_of_keywords() -> None:
+def test_errors_name_keywords_instead_of_flags() -> None:
     with pytest.raises(PartitionError, match="among 50 clients") as error:
         api.cut(images(), clients=50)
     assert "--" not in str(error.value)
@@ -76,7 +76,7 @@ def test_errors_speak_of_keywords() -> None:
         api.cut(images(), partition="classes", classes_per_client=9)
 
 
-def test_what_is_no_source_is_refused() -> None:
+def test_unknown_sources_and_options_are_refused() -> None:
     with pytest.raises(SourceError, match=r"mnits.* mnist"):
         api.cut("mnits")
     with pytest.raises(TypeError, match=r"lable is not an option of cut; .* label"):
@@ -99,7 +99,9 @@ def test_a_broken_shard_is_named(tmp_path: Path, shards: list[api.Shard]) -> Non
         api.read_shards(tmp_path)
 
 
-def test_a_folder_of_shards_holds_nothing_else(tmp_path: Path, shards: list[api.Shard]) -> None:
+def test_other_files_in_a_folder_of_shards_are_refused(
+    tmp_path: Path, shards: list[api.Shard]
+) -> None:
     write_shard(tmp_path / "a.npz", shards[0])
     (tmp_path / "notes.txt").write_text("as for the commands, this might be a shard")
     with pytest.raises(ShardError, match=r"notes\.txt: this is not a numpy \.npz archive"):
@@ -112,5 +114,5 @@ def test_a_list_of_more_than_a_hundred_has_longer_names(shards: list[api.Shard])
     assert names == sorted(names)
 
 
-def test_named_shards_come_in_the_order_of_names(shards: list[api.Shard]) -> None:
+def test_named_shards_are_sorted_by_name(shards: list[api.Shard]) -> None:
     assert list(by_client({"b": shards[0], "a": shards[1]})) == ["a", "b"]

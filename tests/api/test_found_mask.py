@@ -14,7 +14,7 @@ from ssfl.method.mask import top_k
 from ssfl.server.errors import ModelUnusable
 
 
-def test_the_scores_are_the_clients_mean_by_data_size(shards: list[api.Shard]) -> None:
+def test_scores_are_the_mean_over_clients_weighted_by_data_size(shards: list[api.Shard]) -> None:
     found = api.find_mask(shards, model="mlp", scores="exact", sparsity=0.8)
     settings = run_settings({"model": "mlp"}, len(shards))
     total = np.zeros(found.manifest.num_masked)
@@ -50,7 +50,7 @@ def test_layers_add_up_to_the_mask(shards: list[api.Shard]) -> None:
     assert layers.density[0] > layers.density.min()
 
 
-def test_torch_is_left_as_it_was(shards: list[api.Shard]) -> None:
+def test_torch_settings_are_restored(shards: list[api.Shard]) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     was_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -66,7 +66,7 @@ def test_torch_is_left_as_it_was(shards: list[api.Shard]) -> None:
         torch.use_deterministic_algorithms(was_deterministic, warn_only=True)
 
 
-def test_what_cannot_be_found_is_refused(shards: list[api.Shard]) -> None:
+def test_impossible_settings_of_find_mask_are_refused(shards: list[api.Shard]) -> None:
     with pytest.raises(SettingsError, match="fedavg keeps every weight"):
         api.find_mask(shards, strategy="fedavg")
     with pytest.raises(ModelUnusable, match="bytes-per-round 100 is too small"):

@@ -62,7 +62,7 @@ def document() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_model_is_tested_in_the_round_after_and_the_last_one_by_all(
+def test_accuracy_comes_from_the_next_round_and_at_the_end_from_all_clients(
     document: dict[str, Any],
 ) -> None:
     history = RunHistory.of(document)
@@ -76,7 +76,7 @@ def test_a_model_is_tested_in_the_round_after_and_the_last_one_by_all(
     assert history.training_loss.tolist() == [2.0, 1.0, 0.0]
 
 
-def test_an_evaluation_by_all_goes_before_a_test_by_the_next_rounds_sample(
+def test_an_evaluation_by_all_clients_takes_precedence_over_the_next_round(
     document: dict[str, Any],
 ) -> None:
     earlier = {**document["evaluations"][0], "rounds_done": 1, "pooled": 0.35}
@@ -84,7 +84,7 @@ def test_an_evaluation_by_all_goes_before_a_test_by_the_next_rounds_sample(
     assert RunHistory.of(document).accuracy.tolist() == [0.35, 0.5, 0.8]
 
 
-def test_what_nobody_measured_is_nan(document: dict[str, Any]) -> None:
+def test_values_that_were_not_measured_are_nan(document: dict[str, Any]) -> None:
     document["evaluations"].clear()
     document["rounds"][1] |= {"pooled": None, "mean": None, "loss": None, "metrics": {}}
     document["rounds"][2] |= {"pooled": None, "seconds": None, "personal": None}
@@ -96,7 +96,7 @@ def test_what_nobody_measured_is_nan(document: dict[str, Any]) -> None:
     assert np.isnan(history.personal).tolist() == [False, False, True]
 
 
-def test_clients_are_a_table_in_the_order_of_names(document: dict[str, Any]) -> None:
+def test_clients_are_a_table_sorted_by_name(document: dict[str, Any]) -> None:
     clients = RunHistory.of(document).clients
     assert clients["client"].tolist() == ["ann", "bob", "eve"]
     assert clients["num_samples"].tolist() == [10, 30, 60]
@@ -108,7 +108,7 @@ def test_clients_are_a_table_in_the_order_of_names(document: dict[str, Any]) -> 
     assert np.isnan(clients["personal"][2]) and np.isnan(clients["training_loss"][2])
 
 
-def test_megabytes_so_far_and_by_round(document: dict[str, Any]) -> None:
+def test_megabytes_are_cumulative_and_by_round(document: dict[str, Any]) -> None:
     history = RunHistory.of(document)
     assert history.payloads.up.tolist() == [4, 7, 10]
     assert history.payloads.down.tolist() == [2, 6, 10]
@@ -119,7 +119,7 @@ def test_megabytes_so_far_and_by_round(document: dict[str, Any]) -> None:
     assert history.messages.total_up == pytest.approx(11.5)
 
 
-def test_megabytes_are_those_of_the_plots(document: dict[str, Any]) -> None:
+def test_megabytes_equal_those_of_the_plots(document: dict[str, Any]) -> None:
     history = RunHistory.of(document)
     plotted, accuracy = accuracy_curve(document)
     assert plotted[1:] == pytest.approx((history.messages.up + history.messages.down).tolist())

@@ -9,20 +9,20 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings
 
 
-def test_without_keywords_the_settings_are_the_coordinators_own() -> None:
+def test_without_keywords_the_settings_are_those_of_the_coordinator() -> None:
     settings = run_settings({}, clients=3)
     usual = RunSettings()
     changed = {
-        one.name
-        for one in fields(RunSettings)
-        if getattr(settings, one.name) != getattr(usual, one.name)
+        field.name
+        for field in fields(RunSettings)
+        if getattr(settings, field.name) != getattr(usual, field.name)
     }
     assert changed == {"clients", "reproducible"}
     assert (settings.clients, settings.reproducible) == (3, True)
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "taken"),
+    ("name", "given", "expected"),
     [
         ("sparsity", 0.9, "0.9"),
         ("sparsity", "0.90", "0.90"),
@@ -35,9 +35,9 @@ def test_without_keywords_the_settings_are_the_coordinators_own() -> None:
         ("error_feedback", False, False),
     ],
 )
-def test_values_are_taken_as_their_flags_would_read_them(name: str, given: Any, taken: Any) -> None:
+def test_values_are_parsed_like_those_of_flags(name: str, given: Any, expected: Any) -> None:
     found = getattr(run_settings({name: given}, clients=2), name)
-    assert (found, type(found)) == (taken, type(taken))
+    assert (found, type(found)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_values_are_taken_as_their_flags_would_read_them(name: str, given: Any, 
         ({"bytes_per_round": "much"}, r"^bytes_per_round: a size is a number"),
     ],
 )
-def test_what_is_out_of_range_is_refused_by_its_keyword(
+def test_a_value_out_of_range_is_refused_by_its_keyword(
     keywords: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         run_settings(keywords, clients=3)
 
 
-def test_an_unknown_keyword_is_a_type_error_with_the_nearest_one() -> None:
+def test_an_unknown_keyword_is_a_type_error_with_the_closest_one() -> None:
     with pytest.raises(TypeError, match=r"^local_epoch is not a .*; did you mean local_epochs\?$"):
         run_settings({"local_epoch": 1}, clients=3)
     with pytest.raises(TypeError, match=r"^zzz is not a setting of a run$"):

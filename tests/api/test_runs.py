@@ -16,7 +16,7 @@ QUICK: dict[str, Any] = {"rounds": 2, "local_steps": 1}
 
 
 def leave(done: api.Simulated, runs: Path) -> Path:
-    """Write what coordinator and one client of such a run leave behind; return its folder."""
+    """Write the files of coordinator and one client of a run; return its folder."""
     for place in ("coordinator", "shard_00"):
         folder = runs / "run-1" / place
         folder.mkdir(parents=True)
@@ -37,7 +37,9 @@ def run(done: api.Simulated, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", [".", "coordinator", "coordinator/history.json"])
-def test_a_run_is_found_by_any_of_its_places(run: Path, done: api.Simulated, place: str) -> None:
+def test_a_run_is_found_by_its_folder_or_its_history(
+    run: Path, done: api.Simulated, place: str
+) -> None:
     history = api.read_run(run / place)
     assert history.digest == done.digest
     assert history.settings["width"] == 4
@@ -57,12 +59,12 @@ def test_a_run_on_numbers_is_read_and_its_model_loaded(
     model, x = api.load_model(run, task=NUMBERS), torch.ones(2, 3)
     assert torch.equal(model(x), done.model(x))
     with pytest.raises(
-        ModelFileError, match=r"of the task number_task: give its file, task path/to"
+        ModelFileError, match=r"belongs to the task number_task: give its file, task path/to"
     ):
         api.load_model(run)
 
 
-def test_what_is_no_run_is_refused_saying_where_runs_are(run: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused_with_a_hint(run: Path, tmp_path: Path) -> None:
     with pytest.raises(
         api.RunError, match=r"nowhere has no history\.json: the folder does not exist"
     ):
@@ -81,21 +83,21 @@ def test_what_is_no_run_is_refused_saying_where_runs_are(run: Path, tmp_path: Pa
     ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "rounds": 3}', "\xff", "null",
      '{"format": 1, "rounds": [{}], "evaluations": []}'],
 )  # fmt: skip
-def test_what_is_no_history_is_refused(run: Path, text: str) -> None:
+def test_a_file_that_is_not_a_history_is_refused(run: Path, text: str) -> None:
     file = run / "coordinator" / "history.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(api.RunError, match=r"history\.json is not the history of a run: "):
         api.read_run(run)
 
 
-def test_a_history_of_the_future_is_refused(run: Path) -> None:
+def test_a_history_in_a_newer_format_is_refused(run: Path) -> None:
     (run / "coordinator" / "history.json").write_text('{"format": 2}')
     with pytest.raises(api.RunError, match="is in format 2; this program reads 1"):
         api.read_run(run)
 
 
 @pytest.mark.parametrize("place", [".", "coordinator", "shard_00"])
-def test_the_model_computes_what_the_simulated_one_does(
+def test_the_loaded_model_computes_the_same_as_the_simulated_one(
     run: Path, done: api.Simulated, shards: list[api.Shard], place: str
 ) -> None:
     model = api.load_model(run / place)
@@ -105,16 +107,16 @@ def test_the_model_computes_what_the_simulated_one_does(
         assert torch.equal(model(x), done.model(x))
 
 
-def test_a_model_that_is_not_there_is_refused(run: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"runs holds no model\.safetensors: .*run-1"):
+def test_a_missing_model_is_refused(run: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"runs has no model\.safetensors: .*run-1"):
         api.load_model(run.parent)
     (run / "shard_00" / "mask.bin").unlink()
-    with pytest.raises(ModelFileError, match=r"shard_00 holds no mask\.bin"):
+    with pytest.raises(ModelFileError, match=r"shard_00 has no mask\.bin"):
         api.load_model(run / "shard_00")
 
 
 def changed_weights(folder: Path, *, on_mask: bool) -> None:
-    """Change one weight of the first layer, and keep what the file tells of itself."""
+    """Change one weight of the first layer, and keep the metadata of the file."""
     raw = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(raw[:8], "little")
     metadata = json.loads(raw[8 : 8 + length])["__metadata__"]
@@ -124,13 +126,13 @@ def changed_weights(folder: Path, *, on_mask: bool) -> None:
     save_file(tensors, folder / "model.safetensors", metadata)
 
 
-def test_a_changed_kept_weight_is_found(run: Path) -> None:
+def test_a_changed_kept_weight_is_refused(run: Path) -> None:
     changed_weights(run / "shard_00", on_mask=True)
     with pytest.raises(ModelFileError, match=r"the digest of its values is .* should be"):
         api.load_model(run / "shard_00")
 
 
-def test_a_changed_pruned_weight_is_found(run: Path) -> None:
+def test_a_changed_pruned_weight_is_refused(run: Path) -> None:
     changed_weights(run / "shard_00", on_mask=False)
     with pytest.raises(ModelFileError, match=r"a pruned weight of conv1\.weight is not zero"):
         api.load_model(run / "shard_00")
@@ -138,7 +140,7 @@ def test_a_changed_pruned_weight_is_found(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mask.bin", "manifest.json", "model.safetensors"])
 @pytest.mark.parametrize("at", [0, -1])
-def test_a_damaged_file_is_found(run: Path, name: str, at: int) -> None:
+def test_a_damaged_model_file_is_refused(run: Path, name: str, at: int) -> None:
     file = run / "shard_00" / name
     content = bytearray(file.read_bytes())
     content[at] ^= 1
@@ -148,17 +150,17 @@ def test_a_damaged_file_is_found(run: Path, name: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mask.bin", "manifest.json", "model.safetensors"])
-def test_a_cut_file_is_found(run: Path, name: str) -> None:
+def test_a_truncated_model_file_is_refused(run: Path, name: str) -> None:
     file = run / "shard_00" / name
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(ModelFileError, match="shard_00"):
         api.load_model(run / "shard_00")
 
 
-def test_a_task_that_has_changed_since_is_told(numbers: list[api.Shard], tmp_path: Path) -> None:
+def test_a_task_that_has_changed_is_refused(numbers: list[api.Shard], tmp_path: Path) -> None:
     task = tmp_path / "number_task.py"
     task.write_text(NUMBERS.read_text())
     run = leave(api.simulate(numbers, task=task, sparsity=0.5, **QUICK), tmp_path / "runs")
     task.write_text(NUMBERS.read_text().replace("4)", "5)").replace("(4, 1", "(5, 1"))
-    with pytest.raises(ModelFileError, match=r"is not the one of .*0\.weight"):
+    with pytest.raises(ModelFileError, match=r"differs from that of .*0\.weight"):
         api.load_model(run, task=task)

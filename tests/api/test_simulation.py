@@ -1,4 +1,4 @@
-"""What tests/system/test_simulated_digest.py does not need real processes for."""
+"""`api.simulate` without real processes; see also tests/system/test_simulated_digest.py."""
 
 from inspect import signature
 from pathlib import Path
@@ -30,13 +30,13 @@ def loss(model, x, y):
 """
 
 
-def test_without_a_number_there_are_as_many_rounds_as_the_settings_say() -> None:
+def test_the_default_number_of_rounds_comes_from_the_settings() -> None:
     assert signature(api.simulate).parameters["rounds"].default is None
     assert run_settings({}, 3).rounds == RunSettings().rounds
     assert run_settings({"profile": "paper"}, 3).rounds == 500
 
 
-def test_the_result_is_one_model_in_four_forms(shards: list[api.Shard]) -> None:
+def test_digest_values_mask_and_model_agree(shards: list[api.Shard]) -> None:
     done = api.simulate(shards, rounds=2, **QUICK)
     assert done.digest == values_digest(done.values).hex() == done.history.digest
     assert done.history.finished and not done.model.training
@@ -47,7 +47,7 @@ def test_the_result_is_one_model_in_four_forms(shards: list[api.Shard]) -> None:
     assert done.mask == api.find_mask(shards, **QUICK).mask
 
 
-def test_results_have_a_short_name(shards: list[api.Shard]) -> None:
+def test_results_have_a_short_repr(shards: list[api.Shard]) -> None:
     done = api.simulate(shards, rounds=2, **QUICK)
     accuracy = f"{100 * done.history.accuracy[-1]:.1f} %"
     assert repr(done.history) == f"<RunHistory simulated: 2 rounds, accuracy {accuracy}>"
@@ -55,12 +55,12 @@ def test_results_have_a_short_name(shards: list[api.Shard]) -> None:
     assert repr(api.find_mask(shards, **QUICK)) == "<FoundMask: 5,480 of 54,800 weights kept>"
 
 
-def test_the_same_again_is_the_same_and_another_seed_is_not(shards: list[api.Shard]) -> None:
+def test_the_digest_depends_on_the_seed_alone(shards: list[api.Shard]) -> None:
     first, again, other = (api.simulate(shards, rounds=1, seed=s, **QUICK) for s in (1, 1, 2))
     assert first.digest == again.digest != other.digest
 
 
-def test_names_of_clients_matter_and_their_order_does_not(shards: list[api.Shard]) -> None:
+def test_the_digest_depends_on_client_names_but_not_on_their_order(shards: list[api.Shard]) -> None:
     a, b, _ = shards
     listed = api.simulate([a, b], rounds=1, **QUICK)
     named = api.simulate({"shard_01": b, "shard_00": a}, rounds=1, **QUICK)
@@ -69,7 +69,7 @@ def test_names_of_clients_matter_and_their_order_does_not(shards: list[api.Shard
     assert others.history.clients["client"].tolist() == ["ann", "bob"]
 
 
-def test_threads_of_the_notebook_do_not_change_the_bits(shards: list[api.Shard]) -> None:
+def test_torch_threads_of_the_caller_do_not_change_the_digest(shards: list[api.Shard]) -> None:
     usual = api.simulate(shards, rounds=1, model="cnn", local_epochs=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -81,26 +81,26 @@ def test_threads_of_the_notebook_do_not_change_the_bits(shards: list[api.Shard])
     assert usual.digest == again.digest
 
 
-def test_every_round_is_told_once_and_nothing_is_printed(
+def test_every_round_is_reported_once_and_nothing_is_printed(
     shards: list[api.Shard], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[tuple[int, int, bool, bool]] = []
+    reported: list[tuple[int, int, bool, bool]] = []
 
     def on_round(number: int, history: api.RunHistory) -> None:
         known = np.isfinite(history.accuracy)
-        told.append((number, len(history.rounds), bool(known[:-1].all()), bool(known[-1])))
+        reported.append((number, len(history.rounds), bool(known[:-1].all()), bool(known[-1])))
 
     api.simulate(shards, rounds=4, evaluate_every=2, on_round=on_round, **QUICK)
-    assert told == [
-        (0, 1, True, False),  # the next round's clients will test it
-        (1, 2, True, True),  # tested by all
+    assert reported == [
+        (0, 1, True, False),  # the clients of the next round will test it
+        (1, 2, True, True),  # tested by all clients
         (2, 3, True, False),
-        (3, 4, True, True),  # the last one always is
+        (3, 4, True, True),  # the last model is always tested
     ]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_callback_may_end_it(shards: list[api.Shard]) -> None:
+def test_an_exception_of_the_callback_ends_the_simulation(shards: list[api.Shard]) -> None:
     class Enough(Exception):
         pass
 
@@ -154,12 +154,12 @@ def test_numbers_have_a_loss_and_metrics_but_no_accuracy(numbers: list[api.Shard
     assert history.metrics["mean_error"][-1] < history.metrics["mean_error"][0]
 
 
-def test_diverging_training_is_told_with_the_keyword(shards: list[api.Shard]) -> None:
+def test_diverging_training_is_reported_with_the_keyword(shards: list[api.Shard]) -> None:
     with pytest.raises(DivergedError, match="try a smaller learning_rate"):
         api.simulate(shards, rounds=2, learning_rate=1e38, clip_norm=0, **QUICK)
 
 
-def test_what_the_coordinator_refuses_is_refused(shards: list[api.Shard]) -> None:
+def test_a_model_that_the_coordinator_refuses_is_refused(shards: list[api.Shard]) -> None:
     batch_norm: dict[str, Any] = {"model": "resnet20", "norm": "batch", "width": 4}
     with pytest.raises(ModelUnusable, match=r"running statistics .* value_type int8"):
         api.simulate(shards, rounds=1, value_type="int8", **batch_norm)
@@ -175,7 +175,7 @@ def test_values_beyond_the_bound_are_refused_by_client_and_tensor(
     assert "--" not in str(error.value)
 
 
-def test_weights_of_a_task_itself_come_from_the_first_client(
+def test_own_weights_of_a_task_come_from_the_first_client(
     tmp_path: Path, numbers: list[api.Shard]
 ) -> None:
     task = tmp_path / "growing_task.py"
@@ -184,4 +184,6 @@ def test_weights_of_a_task_itself_come_from_the_first_client(
     done = api.simulate(numbers, task=task, rounds=1, sparsity=0.5, learning_rate=0.01)
     assert not found.manifest.rebuildable
     sent_up, size = 4, found.manifest.size
-    assert done.history.payloads.one_off >= sent_up * size / 1e6, "one sends, the others have it"
+    assert done.history.payloads.one_off >= sent_up * size / 1e6, (
+        "one client sends the weights, the others have them"
+    )

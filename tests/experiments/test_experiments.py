@@ -1,4 +1,4 @@
-"""Every experiment, on a few digits: runs, conclusions and pictures."""
+"""Every experiment on a few digits: runs, conclusions and charts."""
 
 import json
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_concludes_and_draws(name: str, runs: Runs, tmp_path: Path) -> None:
+def test_an_experiment_concludes_and_draws_a_chart(name: str, runs: Runs, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
     result = experiment.conclude(SMALL, runs)
     assert json.loads(json.dumps(_rounded(result), allow_nan=False))
@@ -51,29 +51,29 @@ def test_it_concludes_and_draws(name: str, runs: Runs, tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_new_classes_start_at_nothing_when_their_clients_come(runs: Runs) -> None:
+def test_accuracy_on_new_classes_starts_near_zero_when_they_arrive(runs: Runs) -> None:
     panels = EXPERIMENTS["newcomers"].conclude(SMALL, runs)["panels"]
     for sparsity, panel in panels.items():
         for curves in (panel["refresh"], panel["no refresh"]):
             at = curves["rounds"].index(6)
             for old, new in zip(curves["old"], curves["new"], strict=True):
-                assert new[:at] == [None] * at, "nobody has the classes yet"
+                assert new[:at] == [None] * at, "no client has the classes yet"
                 assert new[at] < 0.05 and new[at] < old[at]
-                assert sparsity != "0.5" or old[at] > 0.3, "the others have been learned"
+                assert sparsity != "0.5" or old[at] > 0.3, "the old classes have been learned"
                 assert new[-1] is not None
 
 
 @pytest.mark.system
-def test_only_runs_that_renew_their_mask_have_two(runs: Runs) -> None:
-    (renewed, *_) = runs.documents("newcomers, new mask 0.5")
-    assert [mask["rounds_done"] for mask in renewed["masks"]] == [0, 6]
-    assert len(renewed["masks"][1]["votes"]) == 10, "those who joined vote, too"
+def test_only_runs_with_a_refresh_have_two_masks(runs: Runs) -> None:
+    (refreshed, *_) = runs.documents("newcomers, new mask 0.5")
+    assert [mask["rounds_done"] for mask in refreshed["masks"]] == [0, 6]
+    assert len(refreshed["masks"][1]["votes"]) == 10, "the newcomers vote, too"
     (kept, *_) = runs.documents("newcomers, kept mask 0.5")
     assert len(kept["masks"]) == 1
 
 
 @pytest.mark.system
-def test_a_warm_up_scores_what_it_trained(runs: Runs) -> None:
+def test_a_warm_up_is_followed_by_one_scoring(runs: Runs) -> None:
     (warm, *_) = runs.documents("warm-up 0.8")
     (mask,) = warm["masks"]
     assert (mask["rounds_done"], mask["epoch"]) == (2, 2)
@@ -89,22 +89,30 @@ def test_a_difference_is_paired_and_measured_against_its_bar() -> None:
     assert "met" not in difference("a − b", {0: 0.5}, {0: 0.4})
 
 
-def test_the_quick_recipe_is_the_benchmark_it_says() -> None:
+def test_the_quick_recipe_has_the_settings_of_its_docstring() -> None:
     recipe = Recipe.quick((0,), "fashion-mnist")
     assert recipe.data == BENCHMARK_S
-    told: Mapping[str, Any] = vars_of(recipe)
-    assert told["learning_rate"] == 0.1 and told["weight_decay"] == 5e-4
-    assert (told["momentum"], told["batch_size"], told["clip_norm"]) == (0.0, 16, 0.0)
-    assert (told["rounds"], told["lr_decay"], told["client_fraction"]) == (50, 0.98, 0.1)
-    assert told["scoring_batches"] == 1 and told["initialization"] == "kaiming-normal"
+    settings: Mapping[str, Any] = settings_of(recipe)
+    assert settings["learning_rate"] == 0.1 and settings["weight_decay"] == 5e-4
+    assert (settings["momentum"], settings["batch_size"], settings["clip_norm"]) == (0.0, 16, 0.0)
+    assert (settings["rounds"], settings["lr_decay"], settings["client_fraction"]) == (
+        50,
+        0.98,
+        0.1,
+    )
+    assert settings["scoring_batches"] == 1 and settings["initialization"] == "kaiming-normal"
     assert Recipe.quick((0,), "digits").data == DIGITS
 
 
-def vars_of(recipe: Recipe) -> dict[str, Any]:
+def settings_of(recipe: Recipe) -> dict[str, Any]:
     (spec,) = recipe.specs("one", {})
     settings = spec.run_settings()
     return {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
 
 
-def test_a_sparsity_reads_as_per_cent() -> None:
-    assert [percent(one) for one in ("0.5", "0.95", "0.985")] == ["50 %", "95 %", "98.5 %"]
+def test_a_sparsity_is_shown_in_per_cent() -> None:
+    assert [percent(sparsity) for sparsity in ("0.5", "0.95", "0.985")] == [
+        "50 %",
+        "95 %",
+        "98.5 %",
+    ]

@@ -1,4 +1,4 @@
-"""Exact, stacked and pooled crews: the same run, told by its history and its model."""
+"""Exact, stacked and pooled executors give the same run: its history and its model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -54,9 +54,9 @@ def run(
 
 
 def accuracies(document: Mapping[str, Any]) -> Iterator[float]:
-    for one in document["evaluations"]:
-        yield one["mean"]
-        yield one["validation"]["mean"]
+    for evaluation in document["evaluations"]:
+        yield evaluation["mean"]
+        yield evaluation["validation"]["mean"]
     for row in document["personal"]["clients"] if document["personal"] else ():
         yield row["global"]
         yield row["personal"]
@@ -73,7 +73,7 @@ def accuracies(document: Mapping[str, Any]) -> Iterator[float]:
     ],
     ids=["ssfl", "dense", "own masks", "refresh", "warm-up"],
 )
-def test_stacked_clients_do_what_they_do_one_by_one(
+def test_stacked_clients_agree_with_exact_ones(
     shards: dict[str, Shard], change: dict[str, Any]
 ) -> None:
     settings = replace(SMALL, **change)
@@ -82,10 +82,10 @@ def test_stacked_clients_do_what_they_do_one_by_one(
     assert isinstance(fast._executor, StackedExecutor)
     assert exact.model.mask is not None and fast.model.mask is not None
     ours, theirs = fast.document(), exact.document()
-    assert [one["digest"] for one in ours["masks"]][:1] == [
-        one["digest"] for one in theirs["masks"]
+    assert [mask["digest"] for mask in ours["masks"]][:1] == [
+        mask["digest"] for mask in theirs["masks"]
     ][:1]
-    if not settings.refresh_every:  # else a score at the edge may fall to the other side
+    if not settings.refresh_every:  # with a refresh, scores near the threshold may differ
         assert exact.model.mask.digest == fast.model.mask.digest
         assert exact.model.values is not None and fast.model.values is not None
         np.testing.assert_allclose(fast.model.values, exact.model.values, atol=1e-4)
@@ -93,7 +93,7 @@ def test_stacked_clients_do_what_they_do_one_by_one(
     np.testing.assert_allclose(list(accuracies(ours)), list(accuracies(theirs)), atol=0.05)
 
 
-def test_a_pool_of_processes_does_the_work_of_larger_networks(shards: dict[str, Shard]) -> None:
+def test_pooled_clients_of_larger_networks_agree_with_exact_ones(shards: dict[str, Shard]) -> None:
     settings = replace(SMALL, model="resnet20", width=4, norm="batch", rounds=2, local_steps=1)
     exact = run(shards, settings, ExactExecutor)
     pooled = run(shards, settings, partial(fast_executor, cores=2))
@@ -166,12 +166,12 @@ def assert_sent_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) 
     assert fixed[0] == fixed[1]
 
 
-def test_one_core_needs_no_pool(shards: dict[str, Shard]) -> None:
+def test_a_single_core_gets_no_pool(shards: dict[str, Shard]) -> None:
     executor = fast_executor(load_task("image"), shards, replace(SMALL, model="resnet20", width=4))  # type: ignore[arg-type]
     assert isinstance(executor, ExactExecutor)
 
 
-def test_clients_may_join_later_and_their_labels_may_renew_the_mask() -> None:
+def test_late_clients_with_new_labels_refresh_the_mask() -> None:
     spec = DataSpec(clients=6, late_classes="8,9", late_clients=2, late_round=2)
     shards = build_shards(spec, seed=1)
     late = sorted(shards)[-2:]
@@ -183,19 +183,19 @@ def test_clients_may_join_later_and_their_labels_may_renew_the_mask() -> None:
     while federation.next_work is not None:
         federation.run_step()
     document = federation.document()
-    assert [len(one["clients"]) for one in document["rounds"]] == [4, 4, 6, 6]
+    assert [len(entry["clients"]) for entry in document["rounds"]] == [4, 4, 6, 6]
     first, second = document["masks"]
     assert (second["rounds_done"], second["reason"]) == (2, "new labels: 8, 9")
     assert set(second["votes"]) - set(first["votes"]) == set(late)
 
 
-def test_the_best_model_is_kept_beside_the_last(shards: dict[str, Shard]) -> None:
+def test_the_best_model_is_kept_in_addition_to_the_last(shards: dict[str, Shard]) -> None:
     settings = replace(SMALL, rounds=6, learning_rate=0.5, personalize_epochs=0)
     federation = run(shards, settings, ExactExecutor)
     state = federation.state
     assert state.best is not None and federation.best is not None
     assert federation.best.base_digest.hex() == state.best.base_digest
-    tests = {one["rounds_done"]: one["validation"]["pooled"] for one in
+    tests = {test["rounds_done"]: test["validation"]["pooled"] for test in
              federation.document()["evaluations"]}  # fmt: skip
     assert state.best.chosen_on == "validation"
     assert tests[state.best.rounds_done] == max(tests.values()) == state.best.accuracy

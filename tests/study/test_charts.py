@@ -71,7 +71,7 @@ RESULTS: dict[Callable[[Mapping[str, Any], Path], None], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("picture", RESULTS, ids=lambda one: one.__name__)
-def test_every_picture_is_written_and_is_the_same_each_time(
+def test_every_chart_is_written_with_the_same_bytes_each_time(
     picture: Callable[[Mapping[str, Any], Path], None], tmp_path: Path
 ) -> None:
     for name in ("once.png", "again.png"):
@@ -83,7 +83,7 @@ def test_every_picture_is_written_and_is_the_same_each_time(
 
 
 @pytest.mark.parametrize("picture", RESULTS, ids=lambda one: one.__name__)
-def test_a_result_with_nothing_in_it_is_refused(
+def test_an_empty_result_is_refused(
     picture: Callable[[Mapping[str, Any], Path], None], tmp_path: Path
 ) -> None:
     with pytest.raises(StudyError, match="there is nothing to draw"):
@@ -91,7 +91,7 @@ def test_a_result_with_nothing_in_it_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_measured_changes_the_picture(tmp_path: Path) -> None:
+def test_a_chart_depends_on_its_data(tmp_path: Path) -> None:
     for name, dense in (("low", [0.2, 0.3]), ("high", [0.8, 0.9])):
         sparsity_picture({"series": {"ssfl": {"0.5": SEEDS}}, "dense": dense}, tmp_path / name)
     assert (tmp_path / "low").read_bytes() != (tmp_path / "high").read_bytes()
@@ -103,7 +103,7 @@ def test_clients_can_be_drawn_without_personal_models_or_test_samples(tmp_path: 
     assert (tmp_path / "clients.png").read_bytes()[:6] == PNG
 
 
-def test_a_band_leaves_out_what_was_not_measured() -> None:
+def test_a_band_leaves_out_missing_values() -> None:
     drawn = band([[0.1, None, math.nan], [0.3, None, 0.5]])
     assert drawn.mean[0] == pytest.approx(20)
     assert drawn.low[0] < 20 < drawn.high[0]
@@ -120,7 +120,7 @@ def test_accuracies_are_drawn_in_per_cent() -> None:
     assert percent([0.5, 0.7]).mean == pytest.approx(60)
 
 
-def test_methods_have_their_own_colours_and_unknown_ones_get_those_left() -> None:
+def test_unknown_methods_get_colours_that_are_still_free() -> None:
     names = ["ssfl", "dense", "shuffled", "mine", "theirs"]
     chosen = looks(names)
     assert list(chosen) == names
@@ -130,6 +130,6 @@ def test_methods_have_their_own_colours_and_unknown_ones_get_those_left() -> Non
     assert in_usual_order(["mine", "random", "ssfl"]) == ["ssfl", "random", "mine"]
 
 
-def test_differences_are_told_with_their_sign() -> None:
+def test_differences_are_shown_with_their_sign() -> None:
     assert interval_text(spread([-1.0, -2.0, -3.0])) == "−2.0 [−4.5, +0.5]"
     assert interval_text(spread([0.01])) == "+0.01"

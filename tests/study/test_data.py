@@ -24,12 +24,12 @@ ARRAYS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
 LATE = DataSpec(clients=10, late_classes="8,9", late_clients=3, late_round=30)
 
 
-def same(one: Shard, other: Shard) -> bool:
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ARRAYS)
+def same(first: Shard, other: Shard) -> bool:
+    return all(np.array_equal(getattr(first, name), getattr(other, name)) for name in ARRAYS)
 
 
 def rows(shards: dict[str, Shard], name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return all samples of all clients as rows, label first, in an order of their own."""
+    """Return the samples of all clients as sorted rows, with the label first."""
     x, y = f"{name}_x", f"{name}_y"
     all_x = np.concatenate([getattr(s, x).reshape(len(getattr(s, x)), -1) for s in shards.values()])
     all_y = np.concatenate([getattr(s, y) for s in shards.values()])
@@ -38,9 +38,7 @@ def rows(shards: dict[str, Shard], name: str) -> np.ndarray[Any, np.dtype[np.flo
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "classes", "iid", "dirichlet-unbalanced"])
-def test_a_plain_study_has_the_shards_that_ssfl_shards_writes(
-    tmp_path: Path, partition: str
-) -> None:
+def test_a_study_has_the_shards_that_ssfl_shards_writes(tmp_path: Path, partition: str) -> None:
     cut = Cut(clients=6, partition=partition, validation=0.25, seed=7)
     written = make_shards(tmp_path, digits(), cut).paths
     spec = DataSpec(clients=6, partition=partition, validation=0.25)
@@ -52,7 +50,7 @@ def test_a_plain_study_has_the_shards_that_ssfl_shards_writes(
         assert (stored.num_classes, stored.class_names) == (shard.num_classes, shard.class_names)
 
 
-def test_the_seed_decides_everything() -> None:
+def test_shards_depend_on_the_seed() -> None:
     spec = DataSpec(clients=5, samples_per_client=50, validation=0.1)
     first, again, other = (build_shards(spec, seed) for seed in (3, 3, 4))
     assert all(same(first[name], again[name]) for name in first)
@@ -72,7 +70,7 @@ def _as_shard(data: Any) -> Shard:
     return Shard(data.train_x, data.train_y, data.test_x, data.test_y, data.num_classes)
 
 
-def test_more_samples_than_there_are_is_a_sentence() -> None:
+def test_too_many_samples_per_client_are_refused() -> None:
     with pytest.raises(PartitionError, match=r"need 1600, but digits has 14\d\d for them"):
         build_shards(DataSpec(clients=4, samples_per_client=400), seed=0)
 
@@ -89,7 +87,7 @@ def test_pooling_takes_the_mean_of_squares() -> None:
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "classes", "iid"])
-def test_late_classes_are_held_by_late_clients_alone(partition: str) -> None:
+def test_only_late_clients_have_late_classes(partition: str) -> None:
     spec = replace(LATE, partition=partition, validation=0.2)
     shards = build_shards(spec, seed=2)
     late = arrivals(spec)
@@ -108,7 +106,7 @@ def test_one_late_class_can_arrive_where_clients_hold_two_each() -> None:
     assert all(set(shards[name].train_y.tolist()) == {9} for name in arrivals(spec))
 
 
-def test_late_and_early_clients_get_their_samples_each() -> None:
+def test_late_and_early_clients_have_the_same_number_of_samples() -> None:
     shards = build_shards(replace(LATE, samples_per_client=40), seed=0)
     assert {shard.num_samples for shard in shards.values()} == {40}
 
@@ -148,7 +146,7 @@ def test_an_impossible_spec_is_refused_by_name(changed: dict[str, Any], message:
         build_shards(replace(DataSpec(), **changed), seed=0)
 
 
-def test_a_folder_of_shards_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_of_shards_is_used_unchanged(tmp_path: Path) -> None:
     paths = make_shards(tmp_path, digits(), Cut(clients=3)).paths
     spec = DataSpec(source=str(tmp_path), late_clients=1, late_round=9)
     shards = build_shards(spec, seed=5)
@@ -160,7 +158,7 @@ def test_a_folder_of_shards_is_used_as_it_is(tmp_path: Path) -> None:
         build_shards(replace(spec, late_clients=3), seed=0)
 
 
-def test_a_source_that_is_not_there_is_a_sentence(
+def test_a_missing_source_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -186,5 +184,5 @@ def test_benchmark_s_is_a_hundred_clients_of_two_hundred_small_images() -> None:
     pixels = np.concatenate([shard.train_x for shard in shards.values()])
     assert pixels.dtype == np.float32
     assert pixels.min() == 0 and 0.99 < pixels.max() <= 1
-    # Means of four bytes: every pixel is a whole number of 1/1020.
+    # A pixel is the mean of four bytes, so it is a multiple of 1/1020.
     np.testing.assert_allclose(pixels * 1020, np.rint(pixels * 1020), atol=1e-3)

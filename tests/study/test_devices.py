@@ -1,6 +1,6 @@
-"""A simulated run on a GPU: all its work is done there, and the bits are the CPU's.
+"""A simulated run on a GPU: all work is done there, with the bits of the CPU.
 
-The device is pretended (tests/learning/fake_device.py); on a real GPU none of this was ever run.
+The device is simulated (tests/learning/fake_device.py); none of this was run on a real GPU.
 """
 
 from dataclasses import replace
@@ -34,8 +34,10 @@ SMALL = "nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32,
 
 
 def spec_of(folder: Path, layers: str) -> RunSpec:
-    """Return a run of the whole method, with a task of its own: built-in models are measured on
-    torch's `meta` device before they are built, and there is no pretending two devices.
+    """Return a run of the whole method with a user's task.
+
+    Built-in models are measured on torch's `meta` device before they are built, and FakeDevice
+    cannot simulate two devices.
     """
     task = folder / "device_task.py"
     task.write_text(TASK.replace("LAYERS", layers))
@@ -49,7 +51,7 @@ def spec_of(folder: Path, layers: str) -> RunSpec:
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_a_run_on_a_gpu_is_that_of_the_cpu_in_either_mode(
+def test_a_run_on_a_gpu_equals_that_on_the_cpu_in_both_modes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
 ) -> None:
     spec = spec_of(tmp_path, NORMED)
@@ -61,24 +63,24 @@ def test_a_run_on_a_gpu_is_that_of_the_cpu_in_either_mode(
         assert gpu.operations > 1000
     assert there["model_digest"] == here["model_digest"]
     for name in ("pooled", "loss", "validation"):
-        assert [one[name] for one in there["evaluations"]] == [
-            one[name] for one in here["evaluations"]
+        assert [test[name] for test in there["evaluations"]] == [
+            test[name] for test in here["evaluations"]
         ]
     assert there["personal"]["personal"] == here["personal"]["personal"]
 
 
-def test_a_small_model_is_not_stacked_there(
+def test_a_small_model_is_not_stacked_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(spec_of(tmp_path, SMALL), mode="fast")
     exact = run_one(replace(spec, mode="exact"))
-    assert run_one(spec)["model_digest"] != exact["model_digest"], "here it is"
+    assert run_one(spec)["model_digest"] != exact["model_digest"], "on the CPU it is stacked"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with FakeDevice("cuda"):
         assert run_one(replace(spec, device="cuda"))["model_digest"] == exact["model_digest"]
 
 
-def test_a_device_that_is_not_here_is_refused_before_anything_is_run(
+def test_a_missing_device_is_refused_before_the_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -92,5 +94,5 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_run(
         replace(RunSpec("a"), device="tpu").check()
 
 
-def test_another_device_is_another_run() -> None:
+def test_the_digest_of_a_spec_depends_on_the_device() -> None:
     assert replace(RunSpec("a"), device="cuda").digest() != RunSpec("a").digest()

@@ -43,7 +43,7 @@ def grid(folder: Path, text: str) -> Study:
     return read_grid(file)
 
 
-def test_grid_and_variants_multiply_and_a_variant_does_not_vary_what_it_fixes(
+def test_grid_and_variants_multiply_except_for_keys_that_a_variant_sets(
     tmp_path: Path,
 ) -> None:
     specs = grid(tmp_path, WHOLE).specs()
@@ -77,9 +77,9 @@ def test_modes_and_profiles_may_be_compared(tmp_path: Path) -> None:
     assert {spec.run_settings().rounds for spec in specs} == {2}
 
 
-def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
-    assert list(DATA) == [one.name for one in fields(DataSpec)]
-    assert set(SETTINGS) == {one.name for one in fields(RunSettings)} - set(STUDY_SETTINGS)
+def test_every_field_and_setting_that_a_study_does_not_replace_is_a_key() -> None:
+    assert list(DATA) == [field.name for field in fields(DataSpec)]
+    assert set(SETTINGS) == {field.name for field in fields(RunSettings)} - set(STUDY_SETTINGS)
     assert not set(DATA) & set(SETTINGS)
 
 
@@ -92,7 +92,7 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
          "you mean rounds?"),
         ("[data]\ncients = 1", "cients in [data] of FILE is not a setting of a study; did you mean "
          "clients?"),
-        ("[[variant]]\nname = 'a'\nalpa = 1", "alpa in [variant a] of FILE is no setting of a "
+        ("[[variant]]\nname = 'a'\nalpa = 1", "alpa in [variant a] of FILE is not a setting of a "
          "study; did you mean alpha?"),
         ("setings = 1", "setings in FILE is not a key of a study; did you mean settings?"),
         ("rounds = 1", "rounds in FILE is not a key of a study: it belongs under [settings]"),
@@ -129,13 +129,15 @@ def test_every_field_and_setting_but_the_studys_own_can_be_a_key() -> None:
          "seeds; got ['a']"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_file(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_key_or_value_is_named_with_its_file(
+    text: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(StudyError) as caught:
         grid(tmp_path, text)
     assert str(caught.value) == message.replace("FILE", str(tmp_path / "sweep.toml"))
 
 
-def test_a_file_that_is_no_study_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="is not valid TOML"):
         grid(tmp_path, "seeds =")
     with pytest.raises(StudyError, match=r"the study no\.toml cannot be read: No such file"):
@@ -148,7 +150,7 @@ def test_too_many_runs_are_refused_before_they_are_listed() -> None:
         study.specs()
 
 
-def test_what_varies_cannot_be_fixed(tmp_path: Path) -> None:
+def test_a_key_that_varies_cannot_be_fixed(tmp_path: Path) -> None:
     study = grid(tmp_path, WHOLE)
     assert study.with_base({"rounds": 7}).specs()[0].settings["rounds"] == 7
     for key in ("alpha", "strategy"):
@@ -157,11 +159,11 @@ def test_what_varies_cannot_be_fixed(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=2, max_size=9, unique=True))
-def test_listed_seeds_are_those(seeds: list[int]) -> None:
+def test_a_list_of_seeds_is_parsed(seeds: list[int]) -> None:
     assert read_seeds(", ".join(map(str, seeds)), "--seeds") == seeds
 
 
 @pytest.mark.parametrize("text", ["", "a", "1;2", "-1", "1,,2", "0", "1,1", "1.5", ",", "999999"])
-def test_seeds_that_make_no_sense_are_refused(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(StudyError, match=r"^--seeds "):
         read_seeds(text, "--seeds")

@@ -14,7 +14,7 @@ from ssfl.study.intervals import (
     t_quantile,
 )
 
-# Two-sided 95 % and 99 % points of Student's t, as every table of statistics prints them.
+# Two-sided 95 % and 99 % points of Student's t, from a statistical table.
 TABLE = {
     1: (12.706, 63.657),
     2: (4.303, 9.925),
@@ -30,12 +30,12 @@ TABLE = {
 
 
 @pytest.mark.parametrize("freedom", TABLE)
-def test_quantiles_are_those_of_the_printed_table(freedom: int) -> None:
+def test_quantiles_equal_the_printed_table(freedom: int) -> None:
     found = (t_quantile(0.975, freedom), t_quantile(0.995, freedom))
     assert tuple(round(one, 3) for one in found) == TABLE[freedom]
 
 
-def test_quantiles_that_have_a_formula_are_exact() -> None:
+def test_quantiles_equal_the_closed_formulas() -> None:
     for probability in (0.6, 0.9, 0.975, 0.9995):
         one = math.tan(math.pi * (probability - 0.5))
         two = (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
@@ -46,25 +46,25 @@ def test_quantiles_that_have_a_formula_are_exact() -> None:
 
 
 @pytest.mark.parametrize(("probability", "freedom"), [(1.0, 4), (0.4, 4), (0.975, 0)])
-def test_a_quantile_that_there_is_not_is_refused(probability: float, freedom: int) -> None:
+def test_an_impossible_quantile_is_refused(probability: float, freedom: int) -> None:
     with pytest.raises(StudyError, match="no quantile of Student's t"):
         t_quantile(probability, freedom)
 
 
-def test_mean_and_deviation_of_few_values() -> None:
+def test_mean_and_deviation_of_a_few_values() -> None:
     assert mean_and_sd([1.0, 3.0]) == (2.0, math.sqrt(2))
     assert mean_and_sd([5.0])[0] == 5.0 and math.isnan(mean_and_sd([5.0])[1])
     assert all(math.isnan(one) for one in mean_and_sd([]))
 
 
-def test_one_seed_has_no_interval() -> None:
+def test_a_single_seed_has_no_interval() -> None:
     one = spread([90.0])
     assert (one.mean, one.count) == (90.0, 1)
     assert math.isnan(one.low) and math.isnan(one.half_width)
 
 
-def test_what_a_seed_does_to_both_sides_cancels_out() -> None:
-    """The hand-made example: differences 1, 2, 0, 1, 1; sd 0.7071, half 2.776 * 0.7071 / 5**0.5."""
+def test_an_effect_of_the_seed_on_both_sides_cancels_out() -> None:
+    """Differences 1, 2, 0, 1, 1 have sd 0.7071 and half width 2.776 * 0.7071 / 5**0.5."""
     theirs = {seed: 10.0 * seed for seed in range(5)}
     ours = {seed: theirs[seed] + more for seed, more in enumerate([1, 2, 0, 1, 1])}
     found = paired_difference(ours, theirs)
@@ -74,7 +74,7 @@ def test_what_a_seed_does_to_both_sides_cancels_out() -> None:
     assert (found.low, found.high) == pytest.approx((0.12202, 1.87798), abs=1e-5)
 
 
-def test_sides_with_other_seeds_are_not_compared() -> None:
+def test_sides_with_different_seeds_are_refused() -> None:
     with pytest.raises(StudyError, match=r"only one side has 1, 2$"):
         paired_difference({0: 1.0, 1: 1.0}, {0: 1.0, 2: 1.0})
 
@@ -103,7 +103,7 @@ def history(rounds: int, tested: dict[int, float | None]) -> dict[str, Any]:
     }
 
 
-def test_the_last_rounds_are_those_that_end_with_the_last_models() -> None:
+def test_the_last_rounds_end_with_the_last_models() -> None:
     document = history(20, {done: float(done) for done in range(1, 21)})
     assert last_rounds_mean(document) == pytest.approx(15.5), "models 11 to 20"
     assert last_rounds_mean(document, count=1) == 20
@@ -113,12 +113,12 @@ def test_the_last_rounds_are_those_that_end_with_the_last_models() -> None:
     assert last_rounds_mean(document, accuracy="validation_pooled") is None
 
 
-def test_rounds_that_nobody_tested_are_left_out() -> None:
+def test_rounds_without_an_evaluation_are_left_out() -> None:
     assert last_rounds_mean(history(20, {10: 0.5, 20: 0.7})) == 0.7
     assert last_rounds_mean(history(20, {11: 0.5, 20: 0.7})) == pytest.approx(0.6)
     assert last_rounds_mean(history(20, {20: None})) is None
 
 
-def test_an_accuracy_that_there_is_not_is_refused() -> None:
+def test_an_unknown_accuracy_is_refused() -> None:
     with pytest.raises(StudyError, match=r"one of pooled, mean, personal, .* not 'best'"):
         last_rounds_mean(history(2, {2: 0.5}), accuracy="best")

@@ -19,7 +19,7 @@ SPEC = DataSpec(clients=10, samples_per_client=64)
 SETTINGS = RunSettings(model="cnn-small", batch_size=16)
 
 
-def test_more_minibatches_come_nearer_to_the_oracle_they_tend_to() -> None:
+def test_more_minibatches_reduce_the_error() -> None:
     torch.set_num_threads(1)
     found = mask_error(SPEC, SETTINGS, seeds=(0, 1), minibatches=(1, 10, 40))
     assert json.loads(json.dumps(found)) == found
@@ -31,8 +31,8 @@ def test_more_minibatches_come_nearer_to_the_oracle_they_tend_to() -> None:
         np.testing.assert_allclose(curve["mean"], np.mean(curve["errors"], axis=0))
 
 
-def test_all_that_is_compared_can_be_computed_by_hand() -> None:
-    """One client whose data fill one minibatch: the first oracle is met, the second too."""
+def test_a_single_minibatch_of_all_data_has_no_error() -> None:
+    """The data of the only client fill one minibatch, so both oracles agree with it."""
     spec = DataSpec(clients=1, samples_per_client=40)
     settings = RunSettings(model="cnn-small", batch_size=40)
     found = mask_error(spec, settings, seeds=(3,), minibatches=(1,), sparsities=("0.9",))
@@ -40,8 +40,8 @@ def test_all_that_is_compared_can_be_computed_by_hand() -> None:
     assert found["oracles"][FULL_GRADIENT]["0.9"]["errors"] == [[0.0]]
 
 
-def test_the_masks_are_those_of_a_run_and_of_the_whole_gradient() -> None:
-    """Ten clients, ten minibatches: the mean is the run's own; the oracle sees all data at once."""
+def test_the_error_compares_the_mask_of_a_run_with_that_of_the_full_gradient() -> None:
+    """With ten clients and ten minibatches, the mean is that of a run."""
     torch.set_num_threads(1)
     found = mask_error(SPEC, SETTINGS, seeds=(0,), minibatches=(10,), sparsities=("0.9",))
     shards = build_shards(SPEC, 0)
@@ -62,14 +62,14 @@ def test_the_masks_are_those_of_a_run_and_of_the_whole_gradient() -> None:
     assert error > 0.1
 
 
-def test_missed_is_the_share_of_the_oracle() -> None:
+def test_missed_is_the_share_of_the_oracles_weights() -> None:
     oracle = Mask.from_bools(np.array([True, True, True, True, False, False]))
     found = Mask.from_bools(np.array([False, True, True, True, True, False]))
     assert missed(oracle, found) == 0.25
     assert missed(oracle, oracle) == 0
 
 
-def test_the_error_is_flat_where_it_stays_near_the_last() -> None:
+def test_the_error_is_flat_from_where_it_stays_near_the_last_one() -> None:
     counts = (1, 10, 100, 400)
     assert flat_at(counts, [0.4, 0.12, 0.109, 0.1], deviation=0.0) == 100
     assert flat_at(counts, [0.4, 0.12, 0.109, 0.1], deviation=0.03) == 10

@@ -1,7 +1,7 @@
-"""The presets in benchmarks/paper have the paper's settings, and each of them works.
+"""The presets in benchmarks/paper have the settings of the paper, and each of them runs.
 
-None can be run in full here, and the data sets cannot be had: every variant of every preset
-is run for a round or two among a few clients, on small files in the format of the published ones.
+Full runs take too long, and the data sets are not available. Every variant of every preset is
+run for a round or two with a few clients, on small files in the format of the published ones.
 """
 
 import io
@@ -27,10 +27,10 @@ from ssfl.tools.main import main
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "paper"
-OURS = "ours"  # how our own defaults were chosen: small, and nothing of the paper's
+OURS = "ours"  # the study behind our defaults, not one of the paper
 PRESETS = {file.stem: file for file in sorted(FOLDER.glob("*.toml")) if file.stem != OURS}
 
-# What the paper says of all its experiments, and what it does not do because it says nothing of it.
+# The settings of all experiments of the paper; what the paper does not mention is off.
 TEXT: dict[str, Any] = {
     **{"strategy": "ssfl", "criterion": "saliency", "sparsity": "0.5", "sparsity_schedule": ""},
     **{"model": "resnet18", "norm": "group", "width": 0, "initialization": "kaiming-normal"},
@@ -61,12 +61,12 @@ TINY_SET = DataSpec("tiny-imagenet", 100, "dirichlet", 0.2)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a preset holds."""
+    """The expected content of a preset."""
 
     data: DataSpec
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {**SSFL, **DENSE})
-    sparsities: tuple[str, ...] = ()  # of those variants that do not fix it
-    settings: Mapping[str, Any] = field(default_factory=dict)  # where they are not TEXT's
+    sparsities: tuple[str, ...] = ()  # of the variants that do not set it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that differ from TEXT
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def configurations(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -131,14 +131,14 @@ WANTED = {
 }
 
 
-def test_every_preset_is_looked_at_here_and_named_on_its_page() -> None:
+def test_every_preset_is_tested_and_named_on_its_page() -> None:
     assert set(WANTED) == set(PRESETS)
     page = (FOLDER / "README.md").read_text("utf-8")
     assert set(re.findall(r"\]\((\S+)\.toml\)", page)) == {*PRESETS, OURS}
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_a_preset_says_exactly_what_the_paper_says(name: str) -> None:
+def test_a_preset_has_exactly_the_settings_of_the_paper(name: str) -> None:
     wanted, study = WANTED[name], read_grid(PRESETS[name])
     specs = study.specs()
     configurations = dict(wanted.configurations())
@@ -153,12 +153,12 @@ def test_a_preset_says_exactly_what_the_paper_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_its_first_lines_have_the_command_and_the_number_of_runs(name: str) -> None:
-    told = PRESETS[name].read_text("utf-8").partition("\n\n")[0]
-    assert all(line.startswith("#") for line in told.splitlines())
-    assert told.endswith(f"#     ssfl simulate benchmarks/paper/{name}.toml --device cuda")
+def test_the_head_of_a_preset_has_the_command_and_the_number_of_runs(name: str) -> None:
+    head = PRESETS[name].read_text("utf-8").partition("\n\n")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert head.endswith(f"#     ssfl simulate benchmarks/paper/{name}.toml --device cuda")
     runs = len(read_grid(PRESETS[name]).specs())
-    words = told.replace("\n# ", " ")
+    words = head.replace("\n# ", " ")
     assert f"({runs} runs)" in words or (runs == 1 and "one seed" in words)
 
 
@@ -173,7 +173,7 @@ FULL: dict[str, Value] = {
     **SMALL,
     **{"clients": 2, "samples_per_client": 2, "batch_size": 2, "width": 0},
 }
-SOON: dict[str, Value] = {"refresh_rounds": "1", "warmup_rounds": 1}  # instead of later
+SOON: dict[str, Value] = {"refresh_rounds": "1", "warmup_rounds": 1}  # earlier than in a preset
 
 
 def smaller(study: Study, size: Mapping[str, Value]) -> Study:
@@ -194,7 +194,7 @@ def smaller(study: Study, size: Mapping[str, Value]) -> Study:
 
 
 def cifar(folder: Path, num_classes: int, per_class: int) -> None:
-    """Write a CIFAR set in its binary edition: noise, 10 images of it to test on."""
+    """Write a CIFAR set of noise in the binary format, with 10 test images."""
     y = [number % num_classes for number in range(num_classes * per_class)]
     x = pixels(num_classes, len(y))
     cut = len(y) - 10
@@ -213,7 +213,7 @@ def cifar(folder: Path, num_classes: int, per_class: int) -> None:
 
 
 def tiny_imagenet(folder: Path) -> None:
-    """Write the tree of Tiny-ImageNet: 200 classes of a colour each, two images to train on."""
+    """Write a tree of Tiny-ImageNet: 200 classes of one colour, two training images each."""
     names = [f"n{number:08d}" for number in range(200)]
     (folder / "val" / "images").mkdir(parents=True)
     lines = []
@@ -222,8 +222,8 @@ def tiny_imagenet(folder: Path) -> None:
         Image.new("RGB", (64, 64), (number, 255 - number, 100)).save(file, "JPEG")
         images = folder / "train" / name / "images"
         images.mkdir(parents=True)
-        for one in range(2):
-            (images / f"{name}_{one}.JPEG").write_bytes(file.getvalue())
+        for copy in range(2):
+            (images / f"{name}_{copy}.JPEG").write_bytes(file.getvalue())
         if number % 10 == 0:
             (folder / "val" / "images" / f"val_{number}.JPEG").write_bytes(file.getvalue())
             lines.append(f"val_{number}.JPEG\t{name}\t0\t0\t62\t62\n")
@@ -234,7 +234,7 @@ def tiny_imagenet(folder: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Small data sets under the names of the real ones, for the processes that runs are."""
+    """Put small data sets into the cache under the names of the real ones."""
     cache = tmp_path_factory.mktemp("cache")
     cifar(cache / "ssfl" / "cifar10", 10, 30)
     cifar(cache / "ssfl" / "cifar100", 100, 4)
@@ -249,7 +249,7 @@ def _stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RunResult]]:
-    """All of them, one round or two, by preset; and two whole networks."""
+    """The results of one or two rounds by preset, and of two full networks."""
     specs = {name: smaller(read_grid(file), SMALL).specs() for name, file in PRESETS.items()}
     for name in ("cifar10", "cifar100-resnet50"):
         specs[f"{name} in full"] = smaller(read_grid(PRESETS[name]), FULL).specs()[:1]
@@ -272,29 +272,29 @@ def test_every_variant_of_a_preset_is_run_for_a_round(
         assert outcome["rounds"] == (2 if late or name == "cifar10-warmup" else 1)
         assert 0 <= outcome["pooled"] <= 1 and outcome["personal"] is not None
         if settings["criterion"] == "client-random":
-            continue  # of these every client has another mask
+            continue  # every client has another mask
         kept = 1.0 if settings["strategy"] == "fedavg" else 1 - float(settings["sparsity"])
         assert outcome["num_kept"] == pytest.approx(kept * outcome["num_masked"], abs=1)
 
 
 @pytest.mark.system
-def test_newcomers_bring_a_new_mask_or_none(results: dict[str, list[RunResult]]) -> None:
+def test_newcomers_get_a_new_mask_only_with_a_refresh(results: dict[str, list[RunResult]]) -> None:
     epochs = {
         result.spec.name: result.document["mask"]["epoch"] for result in results["cifar10-ood"]
     }
     assert epochs == {
-        **{f"cifar10-ood new mask sparsity={one}": 2 for one in ("0.5", "0.95")},
-        **{f"cifar10-ood old mask sparsity={one}": 1 for one in ("0.5", "0.95")},
+        **{f"cifar10-ood new mask sparsity={s}": 2 for s in ("0.5", "0.95")},
+        **{f"cifar10-ood old mask sparsity={s}": 1 for s in ("0.5", "0.95")},
     }
     for result in results["cifar10-ood"]:
-        assert len(result.document["clients"]) == 4, "two of them came later"
+        assert len(result.document["clients"]) == 4, "two of them joined later"
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "weights"), [("cifar10", 11_164_352), ("cifar100-resnet50", 23_652_032)]
 )
-def test_the_networks_in_full_take_a_round(
+def test_the_full_networks_finish_a_round(
     name: str, weights: int, results: dict[str, list[RunResult]]
 ) -> None:
     (result,) = results[f"{name} in full"]
@@ -304,7 +304,7 @@ def test_the_networks_in_full_take_a_round(
 
 
 @pytest.mark.system
-def test_the_command_to_try_a_preset_works_as_its_page_says(
+def test_the_command_on_the_page_of_the_presets_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (FOLDER / "README.md").read_text("utf-8")

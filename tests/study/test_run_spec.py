@@ -41,11 +41,11 @@ def test_anything_that_changes_a_run_changes_its_digest(other: RunSpec) -> None:
     "settings",
     [{"rounds": "2"}, {"rounds": 2, "sparsity": 0.9}, {"rounds": 2, "profile": "ours"}],
 )
-def test_saying_the_same_in_other_words_does_not(settings: dict[str, Any]) -> None:
+def test_equal_settings_in_another_form_have_the_same_digest(settings: dict[str, Any]) -> None:
     assert replace(BASE, settings=settings).digest() == BASE.digest()
 
 
-def test_a_changed_task_file_is_another_run(tmp_path: Path) -> None:
+def test_a_changed_task_file_changes_the_digest(tmp_path: Path) -> None:
     task = tmp_path / "mine.py"
     spec = replace(BASE, task=str(task))
     task.write_text("first = 1")
@@ -54,7 +54,9 @@ def test_a_changed_task_file_is_another_run(tmp_path: Path) -> None:
     assert spec.digest() != before
 
 
-def test_another_version_of_the_software_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_software_changes_the_digest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = BASE.digest()
     monkeypatch.setattr("ssfl.study.run_spec.version", lambda name: f"{name} of tomorrow")
     assert BASE.digest() != before
@@ -62,8 +64,8 @@ def test_another_version_of_the_software_is_another_run(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that a digest takes for the code of ssfl."""
-    BASE.digest()  # whatever it imports, it has imported
+    """A folder that the digest treats as the code of ssfl."""
+    BASE.digest()  # imports all modules it needs
     with monkeypatch.context() as patch:
         patch.setattr("ssfl.__path__", [str(tmp_path)])
         _code_digest.cache_clear()
@@ -74,8 +76,8 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "part", ["codec", "method", "datasets", "learning", "client", "server", "simulator"]
 )
-def test_a_run_by_other_code_is_another_run(code: Path, part: str) -> None:
-    """A stored run of yesterday's code is not taken for one of today's."""
+def test_changed_code_changes_the_digest(code: Path, part: str) -> None:
+    """A stored run of other code is not reused."""
     names: list[str] = []
     (code / part / "deep").mkdir(parents=True)
     for text in ("before = 1", "after = 2", "before = 1"):
@@ -86,17 +88,17 @@ def test_a_run_by_other_code_is_another_run(code: Path, part: str) -> None:
     assert names[0].startswith("a-0-")
 
 
-def test_the_code_that_counts_is_found() -> None:
+def test_the_digest_finds_the_code_of_ssfl() -> None:
     import ssfl.codec
     import ssfl.simulator
 
     roots = {Path(root).resolve() for root in ssfl.__path__}
     for package in (ssfl.codec, ssfl.simulator):
         assert any(Path(root).resolve().parent in roots for root in package.__path__)
-    assert _code_digest() != hashlib.sha256().hexdigest()[:12], "there is some"
+    assert _code_digest() != hashlib.sha256().hexdigest()[:12], "some code is found"
 
 
-def test_shards_of_a_folder_are_read_as_the_task_says_and_count_with_their_content(
+def test_a_folder_of_shards_is_read_by_the_task_and_its_content_changes_the_digest(
     tmp_path: Path,
 ) -> None:
     make_shards(tmp_path, digits(), Cut(clients=3))
@@ -112,7 +114,7 @@ def test_shards_of_a_folder_are_read_as_the_task_says_and_count_with_their_conte
     assert spec.digest() != before
 
 
-def test_the_settings_are_those_of_the_clients_that_are_there_at_the_start() -> None:
+def test_settings_count_only_the_clients_of_the_start() -> None:
     late = replace(BASE, data=DataSpec(clients=4, late_clients=1, late_round=5), seed=9)
     settings = late.run_settings()
     assert (settings.clients, settings.seed, settings.reproducible) == (3, 9, False)
@@ -121,24 +123,24 @@ def test_the_settings_are_those_of_the_clients_that_are_there_at_the_start() -> 
     assert replace(BASE, arrivals={"shard_00": 2}).run_settings().clients == 3
 
 
-def test_one_client_alone_may_be_simulated() -> None:
+def test_a_single_client_can_be_simulated() -> None:
     settings = replace(BASE, data=DataSpec(clients=1)).run_settings()
     assert (settings.clients, settings.min_clients) == (1, 1)
 
 
-def test_what_is_given_beats_the_profile_and_the_profile_the_defaults() -> None:
+def test_given_settings_override_the_profile_which_overrides_the_defaults() -> None:
     spec = replace(BASE, settings={"profile": "paper", "sparsity": RunSettings().sparsity})
     assert spec.run_settings().sparsity == RunSettings().sparsity
     assert spec.run_settings().rounds == 500
 
 
 @pytest.mark.parametrize("name", STUDY_SETTINGS)
-def test_what_a_study_says_in_its_own_words_is_no_setting(name: str) -> None:
+def test_a_setting_that_a_study_replaces_is_refused(name: str) -> None:
     with pytest.raises(StudyError, match=f"^{name} is not a setting of a simulated run: "):
         replace(BASE, settings={name: 1}).run_settings()
 
 
-def test_a_late_client_joins_and_the_others_go_on_without_it_until_then() -> None:
+def test_a_late_client_takes_part_from_its_round_on() -> None:
     data = DataSpec(clients=3, samples_per_client=20, late_clients=1, late_round=2)
     spec = RunSpec("late", data, {"rounds": 4, "model": "mlp", "local_steps": 1})
     document = run_one(spec)

@@ -29,7 +29,7 @@ def result(outcome: dict[str, Any], seed: int, name: str = "a", **settings: Any)
     return RunResult(spec, Path("out/runs/a.json"), {**outcome, **TIMES} if outcome else {})
 
 
-def test_the_numbers_of_a_run_are_those_of_its_history(history: dict[str, Any]) -> None:
+def test_the_outcome_agrees_with_the_history(history: dict[str, Any]) -> None:
     found = outcome_of(history)
     first, last = history["evaluations"]
     assert found["pooled"] == last["pooled"] and found["mean"] == last["mean"]
@@ -47,7 +47,7 @@ def test_the_numbers_of_a_run_are_those_of_its_history(history: dict[str, Any]) 
     )
 
 
-def test_without_own_training_at_the_end_personal_is_the_last_rounds() -> None:
+def test_without_personal_models_personal_comes_from_the_last_round() -> None:
     history = {
         "rounds_done": 2, "model_digest": "", "ledger": [], "personal": None,
         "rounds": [{"round": 0, "personal": 0.1}, {"round": 1, "personal": 0.3}],
@@ -58,7 +58,7 @@ def test_without_own_training_at_the_end_personal_is_the_last_rounds() -> None:
     assert found["pooled"] is None and found["bytes"] == 0
 
 
-def test_a_summary_has_every_run_and_means_over_those_that_ended_well(
+def test_a_summary_has_every_run_and_means_over_successful_ones(
     history: dict[str, Any], tmp_path: Path
 ) -> None:
     outcome = outcome_of(history)
@@ -78,13 +78,15 @@ def test_a_summary_has_every_run_and_means_over_those_that_ended_well(
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
-def test_one_seed_has_nulls_and_no_nan(history: dict[str, Any], tmp_path: Path) -> None:
+def test_a_single_seed_has_null_instead_of_nan(history: dict[str, Any], tmp_path: Path) -> None:
     write_summary(tmp_path, [result(outcome_of(history), 0)])
     (configuration,) = json.loads((tmp_path / "summary.json").read_text())["configurations"]
     assert configuration["mean"]["sd"] is configuration["mean"]["low"] is None
 
 
-def test_the_table_has_a_column_for_what_varies(history: dict[str, Any], tmp_path: Path) -> None:
+def test_the_table_has_a_column_for_every_setting_that_varies(
+    history: dict[str, Any], tmp_path: Path
+) -> None:
     outcome = {**outcome_of(history), "metrics": {"error": 0.5}}
     runs = [result(outcome, 0, "a, b", width=4, rounds=2), result(outcome, 0, "c", width=8)]
     write_summary(tmp_path, runs)
@@ -98,7 +100,7 @@ def test_the_table_has_a_column_for_what_varies(history: dict[str, Any], tmp_pat
     assert float(rows[0]["pooled"]) == outcome["pooled"]
 
 
-def test_sides_of_a_difference_are_complete_or_refused(history: dict[str, Any]) -> None:
+def test_by_seed_refuses_incomplete_configurations(history: dict[str, Any]) -> None:
     runs = [result(outcome_of(history), seed) for seed in (0, 1)]
     assert by_seed(runs, "a", "pooled") == dict.fromkeys((0, 1), outcome_of(history)["pooled"])
     with pytest.raises(StudyError, match="there is no configuration 'aa'; did you mean a"):

@@ -22,7 +22,7 @@ from ssfl.study.sweep import RunResult, RunSpec, run_all
 
 SMALL = DataSpec(clients=3, samples_per_client=20)
 QUICK: dict[str, Any] = {"model": "mlp", "width": 4, "rounds": 2, "local_steps": 1}
-DEADLINE_S = 30.0  # for what must happen; nothing waits so long unless it is broken
+DEADLINE_S = 30.0  # reached only if something is broken
 TASK = """
 import os, signal
 from ssfl.learning.image_task import build_model, loss
@@ -55,18 +55,18 @@ class Watcher:
         self.done.append(result.spec.label)
 
 
-def test_one_run_is_the_notebooks_run_on_the_same_shards() -> None:
-    told: list[int] = []
-    document = run_one(spec(seed=3), told.append)
+def test_run_one_equals_api_simulate_on_the_same_shards() -> None:
+    reported: list[int] = []
+    document = run_one(spec(seed=3), reported.append)
     shards = build_shards(SMALL, 3)
     done = api.simulate(shards, seed=3, **QUICK)
     assert document["model_digest"] == done.digest
     assert document["ledger"] == done.history.document["ledger"]
-    assert told == [1, 2]
+    assert reported == [1, 2]
 
 
 @pytest.mark.system
-def test_a_study_runs_all_in_the_order_asked_for_and_goes_on_where_it_stopped(
+def test_a_study_returns_results_in_order_and_resumes(
     tmp_path: Path,
 ) -> None:
     watcher = Watcher()
@@ -87,7 +87,7 @@ def test_a_study_runs_all_in_the_order_asked_for_and_goes_on_where_it_stopped(
     assert len(list((tmp_path / "runs").glob("*.json"))) == 3
 
 
-def test_one_that_fails_or_dies_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_run_that_fails_or_dies_does_not_affect_the_others(tmp_path: Path) -> None:
     killed, ended, buggy = (tmp_path / f"{name}.py" for name in ("killed", "ended", "buggy"))
     killed.write_text(TASK.format(first="os.kill(os.getpid(), signal.SIGKILL)"))
     ended.write_text(TASK.format(first="os.write(1, b'enough'); os._exit(7)"))
@@ -113,7 +113,7 @@ def test_one_that_fails_or_dies_leaves_the_others_alone(tmp_path: Path) -> None:
     assert "Traceback" in (tmp_path / "out" / "runs" / names[0]).read_text()
 
 
-def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> None:
+def test_an_invalid_spec_is_refused_before_the_first_run(tmp_path: Path) -> None:
     for wrong, error, message in (
         (spec(rounds=0), SettingsError, "rounds must be at least 1"),
         (spec(round=3), StudyError, "round is not a setting of a run; did you mean rounds?"),
@@ -131,7 +131,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_in_use_and_a_damaged_run_are_told(tmp_path: Path) -> None:
+def test_a_folder_in_use_and_a_damaged_run_are_refused(tmp_path: Path) -> None:
     with (
         DirectoryLock(tmp_path / "runs"),
         pytest.raises(DirectoryUnusable, match=f"in use by process {os.getpid()}"),
@@ -148,7 +148,7 @@ def test_a_folder_in_use_and_a_damaged_run_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_stop_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
+def test_a_stop_ends_the_workers_and_keeps_finished_runs(tmp_path: Path) -> None:
     class Stopper(Watcher):
         def round_done(self, spec: RunSpec, rounds_done: int) -> None:
             super().round_done(spec, rounds_done)
@@ -165,7 +165,7 @@ def test_a_stop_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def larger(folder: Path, **settings: Any) -> tuple[RunSpec, Path]:
-    """Return a run of a network that is not stacked, and where its processes leave their ids."""
+    """Return a run of a network that is not stacked, and the folder of its process ids."""
     seen, task = folder / "seen", folder / "larger.py"
     seen.mkdir()
     task.write_text(TASK.format(first=f"open(f'{seen}/{{os.getpid()}}', 'w').close()"))
@@ -174,7 +174,7 @@ def larger(folder: Path, **settings: Any) -> tuple[RunSpec, Path]:
 
 
 def alive(seen: Path) -> list[psutil.Process]:
-    """Return those processes that are still there some time later."""
+    """Return the processes that are still alive after a wait."""
     found = []
     for path in seen.iterdir():
         with suppress(psutil.NoSuchProcess):
@@ -192,13 +192,13 @@ def test_a_single_fast_run_uses_all_cores_and_leaves_no_process_behind(
     (result,) = run_all([one], tmp_path / "out", 0, watcher)
     assert not result.error and result.outcome["rounds"] == 2
     assert watcher.rounds == {"larger, seed 0": [1, 2]}
-    assert len(list(seen.iterdir())) == 3, "the run's, and two that work for it"
+    assert len(list(seen.iterdir())) == 3, "the process of the run and its two workers"
     assert alive(seen) == []
     stored = json.loads(result.path.read_bytes())
-    assert stored["spec"] == one.document(), "the number of cores is no part of it"
+    assert stored["spec"] == one.document(), "the number of cores is not part of the spec"
 
 
-def test_a_stop_ends_those_who_work_for_a_run_as_well(
+def test_a_stop_ends_the_processes_of_a_pooled_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopper(Watcher):
@@ -214,7 +214,7 @@ def test_a_stop_ends_those_who_work_for_a_run_as_well(
     assert alive(seen) == []
 
 
-def test_a_stored_run_says_what_it_is(tmp_path: Path) -> None:
+def test_a_stored_run_has_its_spec_settings_and_versions(tmp_path: Path) -> None:
     (result,) = run_all([spec("my run / 1", profile="released")], tmp_path)
     assert result.path.name.startswith("my_run_1-0-")
     stored = json.loads(result.path.read_bytes())

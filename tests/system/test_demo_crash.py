@@ -26,8 +26,8 @@ def test_the_kills_happen_and_the_model_is_the_same(programs: Programs) -> None:
     assert re.search(r"round \d: coordinator killed, 1 of 2 updates accepted", killed[-1])
     had, total = re.findall(r"has ([\d,]+) of ([\d,]+) bytes", killed[2])[0]
     assert 0 < number(had) < number(total)
-    (back,) = [line for line in told if "went on at byte" in line]
-    assert f"went on at byte {had}, sent the other {number(total) - number(had):,}" in back
+    (back,) = [line for line in told if "resumed at byte" in line]
+    assert f"resumed at byte {had}, sent the other {number(total) - number(had):,}" in back
     assert "sent twice: 0 bytes" in back
     assert "10 reports counted, each once; 6 updates trained, none twice" in told
     digests = [re.sub(r"\w+ +", "", line) for line in told if re.match("(un)?disturbed  ", line)]

@@ -5,7 +5,7 @@ from rich.text import Text
 from ssfl.tools.terminal import console
 
 
-def test_a_table_of_strangers_names_is_text_without_control_codes(
+def test_control_codes_in_names_are_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = Table("[b]client[/b]")
@@ -22,7 +22,7 @@ def test_a_table_of_strangers_names_is_text_without_control_codes(
     assert "上海\\x1b[8m" in out
 
 
-def test_our_own_colours_still_reach_a_terminal(
+def test_colours_of_the_commands_reach_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -55,7 +55,7 @@ def wait_for_output(folder: Path, process: Forked) -> None:
         assert process.poll() is None
 
 
-def test_a_fork_is_the_program_with_its_flags_and_its_exit_code(
+def test_a_fork_has_the_flags_and_exit_code_of_the_program(
     server: ForkServer, tmp_path: Path
 ) -> None:
     process = start(server, tmp_path, "--a", "b", COLOUR="red")
@@ -68,7 +68,7 @@ def test_a_fork_is_the_program_with_its_flags_and_its_exit_code(
     assert (tmp_path / "err").read_text() == "on stderr\n"
 
 
-def test_a_fork_takes_its_own_failpoints(server: ForkServer, tmp_path: Path) -> None:
+def test_a_fork_has_its_own_failpoints(server: ForkServer, tmp_path: Path) -> None:
     process = start(server, tmp_path, FAILPOINTS="journal.append=kill@1")
     assert process.wait(60) == -signal.SIGKILL
     assert start(server, tmp_path).wait(60) == 7

@@ -1,4 +1,4 @@
-"""`ssfl rehearse` before anything is started: what it refuses, and what it calls its clients."""
+"""`ssfl rehearse` before processes start: refused flags and client ids."""
 
 from pathlib import Path
 
@@ -24,25 +24,29 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "complaint"),
+    ("flags", "code", "message"),
     [
-        (["--clients=3"], ExitCode.USAGE, "--clients 3: shards holds 2 shards"),
-        (["--data-root=many"], ExitCode.USAGE, "many holds 40 shards, such as rec_00.csv: each"),
+        (["--clients=3"], ExitCode.USAGE, "--clients 3: shards has 2 shards"),
+        (["--data-root=many"], ExitCode.USAGE, "many has 40 shards, such as rec_00.csv, and each"),
         (["--dense", "--strategy=fedavg"], ExitCode.USAGE, "leave --strategy out"),
         (["--sparsity=2"], ExitCode.USAGE, "--sparsity: sparsity must lie strictly"),
         (["--rounds=0"], ExitCode.USAGE, "--rounds must be at least 1, got 0"),
         (["--clients-per-round=1"], ExitCode.USAGE, "is below --min-clients 2"),
         (["--task=no.py"], ExitCode.BAD_DATA, "there is no task file no.py"),
-        (["--data-root=no"], ExitCode.BAD_DATA, "there is no folder no: name the one with your"),
+        (["--data-root=no"], ExitCode.BAD_DATA, "there is no folder no: name the folder of your"),
         (["--data-root=empty"], ExitCode.BAD_DATA, "the folder empty holds no shards; make some"),
         (["--out=."], ExitCode.USAGE, "--data-root shards lies in --out ., which is replaced"),
         (["--init=runs/rehearsal/m.safetensors"], ExitCode.USAGE, "lies in --out runs/rehearsal"),
-        (["--out=thesis"], ExitCode.USAGE, "thesis holds something else: choose another folder"),
-        (["--out=file"], ExitCode.USAGE, "file holds something else: choose another folder"),
+        (
+            ["--out=thesis"],
+            ExitCode.USAGE,
+            "thesis is not an output folder of ssfl: choose another",
+        ),
+        (["--out=file"], ExitCode.USAGE, "file is not an output folder of ssfl: choose another"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_told_before_a_process_is_started(
-    flags: list[str], code: ExitCode, complaint: str, capsys: Captured
+def test_invalid_flags_are_refused_before_a_process_is_started(
+    flags: list[str], code: ExitCode, message: str, capsys: Captured
 ) -> None:
     for folder in ("empty", "thesis", "many"):
         Path(folder).mkdir()
@@ -51,17 +55,17 @@ def test_what_cannot_be_rehearsed_is_told_before_a_process_is_started(
     Path("thesis/chapter.tex").touch()
     Path("file").touch()
     assert tools.main(["rehearse", *flags]) == code
-    assert complaint in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
     assert Path("thesis/chapter.tex").exists() and Path("shards/a.npz").exists()
     assert not Path("runs").exists()
 
 
-def test_an_unknown_flag_is_told_with_the_flag(capsys: Captured) -> None:
+def test_an_unknown_flag_is_named(capsys: Captured) -> None:
     assert tools.main(["rehearse", "--sparcity=0.9"]) == ExitCode.USAGE
     assert "--sparcity" in capsys.readouterr().err
 
 
-def test_a_folder_of_its_own_is_emptied_and_nothing_beside_it() -> None:
+def test_only_the_output_folder_of_an_earlier_run_is_emptied() -> None:
     Path("runs/other").mkdir(parents=True)
     fresh_folder(Path("runs/mine"))
     Path("runs/mine/old.log").touch()
@@ -70,7 +74,7 @@ def test_a_folder_of_its_own_is_emptied_and_nothing_beside_it() -> None:
     assert Path("runs/other").is_dir()
 
 
-def test_a_folder_in_which_a_rehearsal_still_runs_is_left_alone(capsys: Captured) -> None:
+def test_the_folder_of_a_running_rehearsal_is_refused(capsys: Captured) -> None:
     fresh_folder(Path("runs/rehearsal"))
     with DirectoryLock(Path("runs/rehearsal/ssfl/state")):
         assert tools.main(["rehearse"]) == ExitCode.STATE
@@ -78,7 +82,7 @@ def test_a_folder_in_which_a_rehearsal_still_runs_is_left_alone(capsys: Captured
     assert Path("runs/rehearsal/ssfl/state").is_dir()
 
 
-def test_a_client_is_called_as_its_shard_where_that_can_be_an_id() -> None:
+def test_the_client_id_is_the_name_of_the_shard_if_possible() -> None:
     assert client_ids(["shard_00", "old.csv", "x" * 64]) == {
         "shard_00": "shard_00", "old.csv": "old.csv", "x" * 64: "x" * 64,
     }  # fmt: skip
@@ -87,17 +91,17 @@ def test_a_client_is_called_as_its_shard_where_that_can_be_an_id() -> None:
 @pytest.mark.parametrize(
     "name", ["Klinik Süd", "病院", "two words", "-flag", "x" * 65, "coordinator", "a\nb", "ſ"]
 )
-def test_other_names_get_a_number(name: str) -> None:
+def test_a_shard_name_that_cannot_be_an_id_gets_a_number(name: str) -> None:
     assert client_ids(["first", name]) == {"first": "first", name: "client_01"}
 
 
-def test_a_number_that_a_shard_has_already_is_not_given_twice() -> None:
+def test_a_number_that_a_shard_already_has_is_not_used_again() -> None:
     ids = client_ids(["Süd", "client_00", "client_00_", "client_03", "Ost"])
     assert len(set(ids.values())) == 5
     assert ids["client_00"] == "client_00" and ids["Süd"] == "client_00__"
 
 
-def test_the_first_shards_are_taken_of_many() -> None:
+def test_clients_limits_the_shards_to_the_first_ones() -> None:
     config = RehearseConfig(run=RunSettings(clients=3))
     assert _chosen(config, [f"s{number}" for number in range(500)]) == ["s0", "s1", "s2"]
     assert _chosen(RehearseConfig(), ["a", "b"]) == ["a", "b"]

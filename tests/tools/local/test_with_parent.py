@@ -1,4 +1,4 @@
-"""A program that ends with its parent: it is the module it was started for, in every way."""
+"""A program that ends with its parent behaves like the module it runs."""
 
 import os
 import subprocess
@@ -20,12 +20,12 @@ def start(folder: Path, parent: int) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_it_is_the_module_with_its_flags_and_its_exit_code(tmp_path: Path) -> None:
+def test_the_program_has_the_flags_and_exit_code_of_the_module(tmp_path: Path) -> None:
     done = start(tmp_path, os.getpid())
     assert done.stdout.startswith("__main__ ['--a', 'b'] ")
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_it_does_not_begin_if_its_parent_is_gone(tmp_path: Path) -> None:
+def test_the_program_does_not_start_if_its_parent_has_ended(tmp_path: Path) -> None:
     done = start(tmp_path, os.getpid() + 1)
     assert (done.returncode, done.stdout, done.stderr) == (137, "", "")

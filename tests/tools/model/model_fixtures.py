@@ -1,4 +1,4 @@
-"""What the tests of `ssfl model` share: two shards, a model that a run left, and the command."""
+"""Shared by the tests of `ssfl model`: two shards, the model of a run, and the command."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ MODEL, SHARDS = "runs/r1/coordinator", ("shard_00", "shard_01")
 
 
 def write(folder: Path, manifest: Manifest, vector: np.ndarray) -> Mask:
-    """Write what a run leaves, nine tenths of the weights pruned."""
+    """Write the files of a run with nine tenths of the weights pruned; return the mask."""
     mask = top_k(np.abs(vector[: manifest.num_masked]), manifest.num_masked // 10)
     folder.mkdir(parents=True)
     write_model(folder, manifest, mask, mask.gather(vector))
@@ -33,7 +33,7 @@ def write(folder: Path, manifest: Manifest, vector: np.ndarray) -> Mask:
 
 
 def set_up() -> None:
-    """Put two shards and the model of a run into the folder we stand in."""
+    """Write two shards and the model of a run into the current folder."""
     whole = digits()
     Path("shards").mkdir()
     for index, name in enumerate(SHARDS):
@@ -57,12 +57,12 @@ def fails(capsys: pytest.CaptureFixture[str], code: ExitCode, *argv: str) -> str
     """Return the one line that the command fails with."""
     capsys.readouterr()
     assert tools.main(["model", *argv]) == code
-    told = capsys.readouterr()
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert output.out == ""
     command = f"ssfl model {argv[0]}" if argv[0] in COMMANDS else "ssfl model"
-    assert told.err.startswith(f"{command}: error: ")
-    assert "Traceback" not in told.err
-    return told.err
+    assert output.err.startswith(f"{command}: error: ")
+    assert "Traceback" not in output.err
+    return output.err
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:

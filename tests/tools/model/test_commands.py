@@ -68,7 +68,7 @@ def metrics(model, x, y):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder to stand in, with two shards and the model of a run."""
+    """The current folder, with two shards and the model of a run."""
     monkeypatch.chdir(tmp_path)
     set_up()
 
@@ -89,11 +89,11 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there are: evaluate, export" in fails(capsys, ExitCode.USAGE, "train")
+    assert "the commands are: evaluate, export" in fails(capsys, ExitCode.USAGE, "train")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export"])
-def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tools.main(["model", command, "--help"])
     assert ended.value.code == 0
@@ -104,7 +104,7 @@ def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[s
     ("argv", "missing"),
     [(["evaluate"], "MODEL"), (["evaluate", "x"], "--data"), (["export", "x"], "--format")],
 )
-def test_what_is_needed_is_asked_for(
+def test_a_missing_flag_is_named(
     argv: list[str], missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"{missing} is required" in fails(capsys, ExitCode.USAGE, *argv)
@@ -115,7 +115,7 @@ def test_what_is_needed_is_asked_for(
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("model", [MODEL, f"{MODEL}/model.safetensors"])
-def test_a_shard_is_tested_as_a_client_tests_it(
+def test_evaluate_equals_the_evaluation_of_a_client(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare_torch(1)
@@ -128,7 +128,7 @@ def test_a_shard_is_tested_as_a_client_tests_it(
 
 
 @pytest.mark.usefixtures("here")
-def test_several_shards_have_a_row_each_and_a_pooled_and_a_mean_line(
+def test_several_shards_have_a_row_each_and_rows_for_pooled_and_mean(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     document = evaluated(capsys, MODEL, "--data", "all")
@@ -146,7 +146,7 @@ def test_several_shards_have_a_row_each_and_a_pooled_and_a_mean_line(
 
 
 @pytest.mark.usefixtures("here")
-def test_other_samples_than_those_to_test_on_can_be_chosen(
+def test_split_chooses_the_samples(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shard = read_shard(Path("shards/shard_00.npz"))
@@ -157,12 +157,12 @@ def test_other_samples_than_those_to_test_on_can_be_chosen(
 
 
 @pytest.mark.usefixtures("here")
-def test_shards_without_such_samples_are_told_and_one_among_others_counts_nothing(
+def test_shards_without_samples_of_the_split_are_refused_unless_one_has_some(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["evaluate", MODEL, "--data", "all", "--split", "validation"]
-    told = fails(capsys, ExitCode.BAD_DATA, *flags)
-    assert "no validation samples in shards/shard_00.npz, shards/shard_01.npz" in told
+    output = fails(capsys, ExitCode.BAD_DATA, *flags)
+    assert "no validation samples in shards/shard_00.npz, shards/shard_01.npz" in output
     path = Path("shards/shard_00.npz")
     shard = read_shard(path)
     write_shard(path, replace(shard, val_x=shard.test_x[:7], val_y=shard.test_y[:7]))
@@ -172,14 +172,14 @@ def test_shards_without_such_samples_are_told_and_one_among_others_counts_nothin
 
 
 @pytest.mark.usefixtures("here")
-def test_a_model_that_does_not_fit_the_data_is_told_by_its_tensor(
+def test_a_model_that_does_not_fit_the_data_is_refused_by_its_tensor(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     x, y = np.zeros((4, 1, 6, 6), dtype=np.float32), np.zeros(4, dtype=np.int64)
     write_shard(Path("shards/small.npz"), Shard(x, y, x, y, num_classes=10))
-    told = fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "small")
-    assert "tensor 0: 1.weight (200x36" in told
-    assert "instead of 1.weight (200x64" in told
+    output = fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "small")
+    assert "tensor 0: 1.weight (200x36" in output
+    assert "instead of 1.weight (200x64" in output
 
 
 @pytest.mark.usefixtures("here")
@@ -193,9 +193,9 @@ def test_brackets_in_the_name_of_a_shard_are_printed(
 
 
 @pytest.mark.usefixtures("here")
-def test_data_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told = fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "shard_09")
-    assert "there are: shard_00, shard_01" in told
+def test_missing_data_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    output = fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "shard_09")
+    assert "there are: shard_00, shard_01" in output
     flags = ["evaluate", MODEL, "--data", "all", "--data-root", "nowhere"]
     assert "there is no folder nowhere" in fails(capsys, ExitCode.BAD_DATA, *flags)
     assert "--data must be names" in fails(
@@ -203,12 +203,12 @@ def test_data_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
-# ---- a task of one's own
+# ---- a user's task
 
 
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the model of a task of one's own, made with --width 6."""
+    """A folder with the model of a user's task, made with --width 6."""
     monkeypatch.chdir(tmp_path)
     Path("words.py").write_text(WORDS)
     Path("shards").mkdir()
@@ -228,7 +228,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("words")
-def test_a_task_of_ones_own_brings_its_metrics_and_the_run_its_settings(
+def test_a_users_task_has_its_metrics_and_the_settings_of_the_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     document = evaluated(capsys, MODEL, "--data", "shard_00", "--task", "words.py")
@@ -240,22 +240,22 @@ def test_a_task_of_ones_own_brings_its_metrics_and_the_run_its_settings(
 
 
 @pytest.mark.usefixtures("words")
-def test_a_task_of_ones_own_is_asked_for_and_another_one_refused(
+def test_a_users_task_is_required_and_another_one_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["evaluate", MODEL, "--data", "shard_00"]
     assert "--task path/to/words.py" in fails(capsys, ExitCode.USAGE, *flags)
     Path("letters.py").write_text(WORDS)
-    told = fails(capsys, ExitCode.BAD_DATA, *flags, "--task", "letters.py")
-    assert "of the task words, and --task letters.py is the task letters" in told
+    output = fails(capsys, ExitCode.BAD_DATA, *flags, "--task", "letters.py")
+    assert "belongs to the task words, but --task letters.py is the task letters" in output
     Path(MODEL, "history.json").unlink()
-    told = fails(capsys, ExitCode.BAD_DATA, *flags, "--task", "words.py")
-    assert "hidden.weight (5x8" in told
-    assert "history.json has them" in told
+    output = fails(capsys, ExitCode.BAD_DATA, *flags, "--task", "words.py")
+    assert "hidden.weight (5x8" in output
+    assert "history.json has them" in output
 
 
 @pytest.mark.usefixtures("words")
-def test_a_network_of_ones_own_runs_in_onnx_and_takes_its_input_from_a_shard(
+def test_a_users_network_is_exported_to_onnx_with_the_input_of_a_shard(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["export", MODEL, "--format", "onnx", "--out", "model.onnx", "--task", "words.py"]
@@ -277,7 +277,7 @@ def test_a_network_of_ones_own_runs_in_onnx_and_takes_its_input_from_a_shard(
 
 
 @pytest.mark.usefixtures("here")
-def test_safetensors_stand_alone_and_tell_where_they_are_from(
+def test_exported_safetensors_are_self_contained_and_have_their_digests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     succeeds("export", MODEL, "--format", "safetensors", "--out", "elsewhere/mine.safetensors")
@@ -285,10 +285,10 @@ def test_safetensors_stand_alone_and_tell_where_they_are_from(
     assert "density 10.00 %" in shown
     assert 'load_state_dict(load_file("elsewhere/mine.safetensors"))' in shown
     with safe_open("elsewhere/mine.safetensors", framework="numpy") as file:
-        told = json.loads(file.metadata()["ssfl"])
+        exported = json.loads(file.metadata()["ssfl"])
     with safe_open(f"{MODEL}/model.safetensors", framework="numpy") as file:
         original = json.loads(file.metadata()["ssfl"])
-    assert {name: told[name] for name in original} == original
+    assert {name: exported[name] for name in original} == original
     mine, theirs = load_file("elsewhere/mine.safetensors"), load_file(f"{MODEL}/{FILES[0]}")
     assert mine.keys() == theirs.keys()
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
@@ -298,7 +298,9 @@ def test_safetensors_stand_alone_and_tell_where_they_are_from(
 
 
 @pytest.mark.usefixtures("here")
-def test_csr_is_smaller_and_says_how_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csr_is_smaller_and_the_output_shows_how_to_load_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     succeeds("export", MODEL, "--format", "csr", "--out", "model.pt")
     shown = capsys.readouterr().out
     saved = torch.load("model.pt", weights_only=True)
@@ -319,12 +321,12 @@ def test_onnx_needs_neither_task_nor_data_for_a_built_in_network(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     succeeds("export", MODEL, "--format", "onnx", "--out", "model.onnx")
-    told = capfd.readouterr()
-    assert told.err == ""
-    assert len(told.out.splitlines()) == 5
+    output = capfd.readouterr()
+    assert output.err == ""
+    assert len(output.out.splitlines()) == 5
     x = read_shard(Path("shards/shard_00.npz")).test_x[:5]
     names: dict[str, object] = {"onnxruntime": onnxruntime, "x": x}
-    exec(told.out.partition("\n\n")[2], names)
+    exec(output.out.partition("\n\n")[2], names)
     with torch.no_grad():
         expected = plain_network()(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(np.asarray(names["y"]), expected, rtol=0, atol=1e-5)
@@ -333,7 +335,7 @@ def test_onnx_needs_neither_task_nor_data_for_a_built_in_network(
 
 
 @pytest.mark.usefixtures("here")
-def test_a_file_that_is_there_is_replaced_only_if_asked(
+def test_an_existing_file_is_replaced_only_with_overwrite(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("thesis.tex").write_text("dear")
@@ -346,7 +348,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked(
 
 
 @pytest.mark.usefixtures("here")
-def test_flags_that_a_format_has_no_use_for_are_refused(
+def test_flags_that_a_format_does_not_use_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["export", MODEL, "--format", "csr", "--out", "x", "--task", "words.py"]
@@ -355,13 +357,13 @@ def test_flags_that_a_format_has_no_use_for_are_refused(
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
-def test_a_missing_package_is_told_with_how_to_get_it(
+def test_a_missing_package_is_named_with_the_install_command(
     package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     flags = ["export", MODEL, "--format", "onnx", "--out", "model.onnx"]
-    told = fails(capsys, ExitCode.BAD_DATA, *flags)
-    assert f"needs {package}: pip install 'ssfl[export]'" in told
+    output = fails(capsys, ExitCode.BAD_DATA, *flags)
+    assert f"needs {package}: pip install 'ssfl[export]'" in output
 
 
 @contextmanager
@@ -379,6 +381,6 @@ def little_room(num_bytes: int) -> Iterator[None]:
 def test_without_room_nothing_is_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["export", MODEL, "--format", "safetensors", "--out", "full/model.safetensors"]
     with little_room(10_000):
-        told = fails(capsys, ExitCode.BAD_DATA, *flags)
-    assert "cannot write full/model.safetensors, 0.23 MB: File too large" in told
+        output = fails(capsys, ExitCode.BAD_DATA, *flags)
+    assert "cannot write full/model.safetensors, 0.23 MB: File too large" in output
     assert list(Path("full").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What `ssfl model` says of models that are not there, damaged or made up."""
+"""`ssfl model` and models that are missing, damaged or forged."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,24 +25,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("where", ["nowhere", "shards", "runs", "runs/r1"])
-def test_where_there_is_no_model_those_nearby_are_listed(
+def test_a_missing_model_is_refused_with_a_list_of_models(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = fails(capsys, ExitCode.BAD_DATA, "evaluate", where, "--data", "all")
-    assert "runs/<run>/coordinator/" in told
-    assert f"there are: {MODEL}" in told
+    output = fails(capsys, ExitCode.BAD_DATA, "evaluate", where, "--data", "all")
+    assert "runs/<run>/coordinator/" in output
+    assert f"models are in {MODEL}" in output
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_folder_without_one_of_its_files_is_told_which(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_model_file_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(MODEL, name).unlink()
-    assert f"holds no {name}" in fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data=all")
+    assert f"has no {name}" in fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data=all")
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "output"),
     [
         (FILES[0], lambda data: data[:-100], "cannot be read as safetensors"),
         (FILES[0], lambda data: b"\xff" + data[1:], "cannot be read as safetensors"),
@@ -55,14 +53,14 @@ def test_a_folder_without_one_of_its_files_is_told_which(
         (FILES[2], lambda data: b"\xff" * len(data), "digest of its mask is"),
     ],
 )
-def test_a_damaged_file_is_told(name: str, damage, told: str, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_refused(name: str, damage, output: str, capsys) -> None:  # type: ignore[no-untyped-def]
     path = Path(MODEL, name)
     path.write_bytes(damage(path.read_bytes()))
-    assert told in fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "all")
+    assert output in fails(capsys, ExitCode.BAD_DATA, "evaluate", MODEL, "--data", "all")
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "output"),
     [
         (lambda tensors: tensors.pop("1.bias"), "it has no tensor 1.bias"),
         (lambda tensors: tensors.update(more=tensors["1.bias"]), "more is not in the manifest"),
@@ -72,57 +70,57 @@ def test_a_damaged_file_is_told(name: str, damage, told: str, capsys) -> None:  
         (lambda tensors: tensors["1.bias"].fill(1), "digest of its values is"),
     ],
 )
-def test_tensors_that_do_not_fit_their_manifest_are_told(change, told: str, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_tensors_that_do_not_fit_their_manifest_are_refused(change, output: str, capsys) -> None:  # type: ignore[no-untyped-def]
     path = Path(MODEL, FILES[0])
     tensors = {name: array.copy() for name, array in load_file(path).items()}
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
     change(tensors)
     save_file(tensors, path, metadata)
-    assert told in fails(capsys, ExitCode.BAD_DATA, "export", MODEL, "--format=csr", "--out=x")
+    assert output in fails(capsys, ExitCode.BAD_DATA, "export", MODEL, "--format=csr", "--out=x")
     assert not Path("x").exists()
 
 
-def test_a_file_that_is_not_ours_needs_a_manifest_beside_it(
+def test_a_foreign_file_needs_a_manifest_next_to_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("apart").mkdir()
     Path("apart/weights.safetensors").write_bytes(Path(MODEL, FILES[0]).read_bytes())
-    told = fails(capsys, ExitCode.BAD_DATA, "evaluate", "apart/weights.safetensors", "--data=all")
-    assert "no manifest in its metadata and no manifest.json next to it" in told
+    output = fails(capsys, ExitCode.BAD_DATA, "evaluate", "apart/weights.safetensors", "--data=all")
+    assert "no manifest in its metadata and no manifest.json next to it" in output
 
 
-def test_a_network_that_the_manifest_makes_up_is_not_built(
+def test_a_network_that_does_not_fit_the_manifest_is_not_built(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The file says how its network is built: a huge one must be refused, not tried."""
+    """The file describes its network; a huge one must be refused before it is built."""
     manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
     cases: list[tuple[dict[str, object], str]] = [
-        ({"width": 512, "model": "resnet50"}, "is not the one of"),
+        ({"width": 512, "model": "resnet50"}, "differs from that of"),
         ({"width": "wide"}, "cannot be used"),
         ({"model": "transformer"}, "--model must be one of"),
-        ({"task": "table", "input_shape": [64], "width": 4096}, "is not the one of"),
-        ({"input_shape": "8x8"}, "does not tell the shape"),
-        ({"input_shape": [1] * 9}, "does not tell the shape"),
+        ({"task": "table", "input_shape": [64], "width": 4096}, "differs from that of"),
+        ({"input_shape": "8x8"}, "has no shape of a sample"),
+        ({"input_shape": [1] * 9}, "has no shape of a sample"),
         ({"input_shape": [1, 10**6, 10**6]}, "samples have more than"),
     ]
-    for number, (made_up, told) in enumerate(cases):
+    for number, (made_up, output) in enumerate(cases):
         other = replace(manifest, model={**manifest.model, **made_up})
         folder = Path("made-up", str(number))
         write(folder, other, initial_vector(other, seed=5))
         flags = ["export", str(folder), "--format", "onnx", "--out", "model.onnx"]
-        assert told in fails(capsys, ExitCode.BAD_DATA, *flags)
+        assert output in fails(capsys, ExitCode.BAD_DATA, *flags)
 
 
-def test_a_task_that_no_name_could_be_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_is_not_a_name_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
     other = replace(manifest, model={**manifest.model, "task": ["image"]})
     write(Path("odd"), other, initial_vector(other, seed=5))
-    told = fails(capsys, ExitCode.USAGE, "evaluate", "odd", "--data", "all")
-    assert "the model is of the task ['image']" in told
+    output = fails(capsys, ExitCode.USAGE, "evaluate", "odd", "--data", "all")
+    assert "the model belongs to the task ['image']" in output
 
 
-def test_the_model_that_ssfl_init_wrote_can_be_tested_too(
+def test_a_model_of_ssfl_init_can_be_evaluated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert tools.main(["init", "--model", "mlp", "--data", "shard_00"]) == ExitCode.DONE
@@ -130,7 +128,7 @@ def test_the_model_that_ssfl_init_wrote_can_be_tested_too(
     assert isinstance(document["pooled"], float)
 
 
-def test_a_file_alone_whose_kept_weight_is_zero_is_the_model_of_its_run(
+def test_an_exported_model_may_have_a_kept_weight_of_zero(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     manifest = Manifest.from_json(Path(MODEL, FILES[1]).read_bytes())
@@ -146,7 +144,7 @@ def test_a_file_alone_whose_kept_weight_is_zero_is_the_model_of_its_run(
     assert from_run | {"model": ""} == alone | {"model": ""}
 
 
-def test_a_kept_weight_that_became_zero_in_a_file_alone_is_told(
+def test_a_kept_weight_that_became_zero_in_an_exported_file_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     succeeds("export", MODEL, "--format", "safetensors", "--out", "alone.safetensors")
@@ -156,5 +154,5 @@ def test_a_kept_weight_that_became_zero_in_a_file_alone_is_told(
     kept = tensors["1.weight"].reshape(-1)
     kept[np.flatnonzero(kept)[0]] = 0
     save_file(tensors, "alone.safetensors", metadata)
-    told = fails(capsys, ExitCode.BAD_DATA, "evaluate", "alone.safetensors", "--data", "all")
-    assert "alone.safetensors: the digest of its values is" in told
+    output = fails(capsys, ExitCode.BAD_DATA, "evaluate", "alone.safetensors", "--data", "all")
+    assert "alone.safetensors: the digest of its values is" in output

@@ -46,12 +46,12 @@ def test_a_built_in_network_follows_from_the_seed(capsys: Captured) -> None:
         "input_shape": [1, 8, 8], "num_classes": 10,
     }  # fmt: skip
     assert np.array_equal(vector, initial_vector(manifest, 7))
-    told = capsys.readouterr().out
-    assert "the weights follow from --seed 7" in told
-    assert "ssfl-coordinator --init new/a.safetensors --seed 7" in told
+    output = capsys.readouterr().out
+    assert "the weights follow from --seed 7" in output
+    assert "ssfl-coordinator --init new/a.safetensors --seed 7" in output
 
 
-def test_a_shard_says_what_the_model_has_to_fit(capsys: Captured) -> None:
+def test_the_shape_of_the_model_comes_from_the_first_shard(capsys: Captured) -> None:
     assert init() == ExitCode.BAD_DATA
     assert (
         "there is no folder shards to find shards in; make some with: " in capsys.readouterr().err
@@ -70,20 +70,20 @@ def test_statistics_of_batch_norm_are_buffers_in_the_file() -> None:
     assert all((vector[manifest.slices[t.name]] == 1).all() for t in variances)
 
 
-def test_pretrained_weights_are_sent_and_what_does_not_fit_is_told(capsys: Captured) -> None:
+def test_pretrained_weights_that_do_not_fit_are_refused_without_partial(capsys: Captured) -> None:
     assert init(*DIGITS, "--model", "mlp", "--classes", "5", "--seed", "3") == 0
     Path("initial.safetensors").rename("old.safetensors")
     again = [*DIGITS, "--model", "mlp", "--weights", "old.safetensors"]
     capsys.readouterr()
     assert init(*again) == ExitCode.BAD_DATA
-    told = capsys.readouterr().err
-    assert "5.weight is 5x200 in the file and 10x200 in the model" in told
-    assert "Use --partial" in told
+    output = capsys.readouterr().err
+    assert "5.weight is 5x200 in the file and 10x200 in the model" in output
+    assert "Use --partial" in output
     assert not Path("initial.safetensors").exists()
     assert init(*again, "--partial") == ExitCode.DONE
-    told = capsys.readouterr().out
-    assert "4 tensors from old.safetensors" in told
-    assert "2 start from the seed: 5.weight, 5.bias" in told
+    output = capsys.readouterr().out
+    assert "4 tensors from old.safetensors" in output
+    assert "2 start from the seed: 5.weight, 5.bias" in output
     manifest, vector = read_initial(Path("initial.safetensors"))
     assert not manifest.rebuildable
     old = load_file("old.safetensors")
@@ -99,17 +99,17 @@ def test_weights_of_another_network_are_refused(capsys: Captured) -> None:
     assert "no tensor of other.safetensors fits the model" in capsys.readouterr().err
 
 
-def test_every_tensor_that_does_not_fit_is_told_once_whatever_its_name(capsys: Captured) -> None:
-    """Names are the author's own: one may read like the sentence it is told in."""
+def test_every_tensor_that_does_not_fit_is_named_once(capsys: Captured) -> None:
+    """The author chooses the names of tensors: one may look like a part of the message."""
     Path("odd.py").write_text(ODD)
     assert init(*DIGITS, "--task", "odd.py", "--classes", "2", "--out", "two.safetensors") == 0
     flags = [*DIGITS, "--task", "odd.py", "--weights", "two.safetensors"]
     capsys.readouterr()
     assert init(*flags) == ExitCode.BAD_DATA
-    told = capsys.readouterr().err
-    assert "what is this.weight is 2x64 in the file and 10x64 in the model" in told
-    assert "what is more.weight is not in the file" in told
-    assert "what is this.weight is not in the file" not in told
+    output = capsys.readouterr().err
+    assert "what is this.weight is 2x64 in the file and 10x64 in the model" in output
+    assert "what is more.weight is not in the file" in output
+    assert "what is this.weight is not in the file" not in output
 
 
 @pytest.mark.parametrize("name", ["[x]", "[/x]"])
@@ -117,32 +117,35 @@ def test_brackets_in_names_are_printed(name: str, capsys: Captured) -> None:
     folder = Path("runs", name)
     out = str(folder / "a.safetensors")
     assert init(*DIGITS, "--model", "mlp", "--out", out) == ExitCode.DONE
-    assert f"written to {out}; begin with: ssfl-coordinator --init {out}" in capsys.readouterr().out
+    assert (
+        f"written to {out}; start the run with: ssfl-coordinator --init {out}"
+        in capsys.readouterr().out
+    )
     weights = {**load_file(out), name: np.zeros(1, np.float32)}
     save_file(weights, folder / "more.safetensors")
     flags = ["--weights", str(folder / "more.safetensors"), "--partial"]
     assert init(*DIGITS, "--model", "mlp", *flags) == ExitCode.DONE
-    told = capsys.readouterr().out
-    assert f"6 tensors from {folder}/more.safetensors" in told
-    assert f"1 of the file are not used: {name} is not in the model" in told
+    output = capsys.readouterr().out
+    assert f"6 tensors from {folder}/more.safetensors" in output
+    assert f"1 of the file are not used: {name} is not in the model" in output
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "complaint"),
     [
         (["--input", "8by8"], ExitCode.USAGE, "--input must be sizes such as 3x32x32"),
-        ([*DIGITS, "--data", "a"], ExitCode.USAGE, "--input stands for --data"),
+        ([*DIGITS, "--data", "a"], ExitCode.USAGE, "--input replaces --data"),
         ([*DIGITS, "--classes", "1"], ExitCode.USAGE, "--classes must be 2 or more, or 0"),
         (["--input", "0"], ExitCode.USAGE, "--input 0 has no values"),
-        ([*DIGITS, "--out", "there"], ExitCode.USAGE, "there is there already: --overwrite"),
-        ([*DIGITS, "--out", ".", "--overwrite"], ExitCode.USAGE, "--out: . is no file"),
-        ([*DIGITS, "--partial"], ExitCode.USAGE, "--partial is about --weights"),
+        ([*DIGITS, "--out", "there"], ExitCode.USAGE, "there exists already: --overwrite"),
+        ([*DIGITS, "--out", ".", "--overwrite"], ExitCode.USAGE, "--out: . is not a file"),
+        ([*DIGITS, "--partial"], ExitCode.USAGE, "--partial needs --weights"),
         ([*DIGITS, "--task", "absent.py"], ExitCode.BAD_DATA, "there is no task file absent.py"),
         (["--input", "8", "--model", "cnn"], ExitCode.BAD_DATA, "cnn needs images"),
         ([*DIGITS, "--weights", "a.safetensors"], ExitCode.BAD_DATA, "there is no file a"),
     ],
 )
-def test_mistakes_are_told(
+def test_invalid_flags_are_refused(
     flags: list[str], code: ExitCode, complaint: str, capsys: Captured
 ) -> None:
     Path("there").write_text("mine")

@@ -26,7 +26,7 @@ TARGETS = {
 
 @pytest.fixture(params=TARGETS)
 def shard(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
-    """A folder to stand in, with a shard of rows and the model of a run on it."""
+    """A shard of rows, written to the current folder with the model of a run on it."""
     monkeypatch.chdir(tmp_path)
     y = TARGETS[request.param]
     rows = Shard(X[:30], y[:30], X[30:], y[30:], num_classes=2 if y.dtype == np.int64 else 0)
@@ -38,7 +38,7 @@ def shard(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return rows
 
 
-def test_a_model_of_tables_is_tested_by_its_name_alone(
+def test_a_table_model_is_evaluated_without_a_task_flag(
     shard: Shard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = evaluated(capsys, MODEL, "--data", "shard_00")
@@ -47,7 +47,7 @@ def test_a_model_of_tables_is_tested_by_its_name_alone(
     assert document == evaluated(capsys, MODEL, "--data", "shard_00", "--task", "table")
 
 
-def test_a_model_of_tables_becomes_onnx_without_data(shard: Shard) -> None:
+def test_a_table_model_is_exported_to_onnx_without_data(shard: Shard) -> None:
     succeeds("export", MODEL, "--format", "onnx", "--out", "model.onnx")
     (y,) = onnxruntime.InferenceSession("model.onnx").run(None, {"x": shard.test_x[:4]})
     final = read_model(Path(MODEL))

@@ -1,4 +1,4 @@
-"""A simulated run that leaves a state directory, as a coordinator with --keep-uploads does."""
+"""A simulated run with the state directory of a coordinator with --keep-uploads."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from ssfl.simulator.federation import SimulatedFederation
 
 
 class KeptRun(SimulatedFederation):
-    """The journal and the files of a run, without its processes."""
+    """Writes the journal and the files of a run, without its processes."""
 
     def __init__(self, root: Path, shards: Mapping[str, Shard], settings: RunSettings) -> None:
         root.mkdir(exist_ok=True)

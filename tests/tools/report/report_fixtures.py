@@ -1,4 +1,4 @@
-"""What a coordinator leaves of a small run, made by a simulation, and `ssfl report` of it."""
+"""Files of a small run, made by a simulation, and `ssfl report` of them."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def make_state(folder: Path, **changes: Any) -> Path:
 
 
 def make_results(state: Path, folder: Path) -> None:
-    """Write what the coordinator of a state directory would have left."""
+    """Write the result files of a coordinator from its state directory."""
     source = open_state(state)
     assert source.model is not None
     folder.mkdir(parents=True)
@@ -53,13 +53,13 @@ def make_results(state: Path, folder: Path) -> None:
     (folder / "mask.bin").write_bytes(source.model[1].bits)
 
 
-def told(run: Path) -> dict[str, Any]:
+def history_of(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "coordinator" / "history.json").read_text())
     return found
 
 
 def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    history = told(run)
+    history = history_of(run)
     change(history)
     lists = {name: history.pop(name) for name in ("rounds", "masks", "evaluations")}
     lines = [json.dumps(history)[:-1] + ","]
@@ -78,6 +78,6 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert tools.main(["report", *map(str, arguments)]) in (ExitCode.BAD_DATA, ExitCode.USAGE)
-    said = capsys.readouterr().err
-    assert said.startswith("ssfl report: error: ") and "Traceback" not in said
-    return said
+    output = capsys.readouterr().err
+    assert output.startswith("ssfl report: error: ") and "Traceback" not in output
+    return output

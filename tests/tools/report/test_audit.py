@@ -1,4 +1,4 @@
-"""`ssfl audit`: the same bits from the uploads alone; whatever was changed is found and named."""
+"""`ssfl audit`: the same bits from the uploads alone; every change is found and named."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SMALL = RunSettings(
     model="mlp", width=8, rounds=3, clients=3, local_steps=1, sparsity="0.8", reproducible=True,
     evaluate_every=1, scoring_batches=1, seed=3,
 )  # fmt: skip
-STEPS = 7  # of SMALL: one that scores, then three rounds, each tested
+STEPS = 7  # of SMALL: a score step, then three rounds, each with an evaluation
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,14 @@ def finished(shards: dict[str, Shard], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def root(finished: Path, tmp_path: Path) -> Path:
-    """A finished run, to be changed: a copy elsewhere is as good as the original."""
+    """A copy of a finished run, which the test may change."""
     return Path(shutil.copytree(finished, tmp_path / "copied"))
 
 
 def audit(root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], str]:
     code = tools.main(["audit", str(root)])
-    said = capsys.readouterr()
-    return code, said.out.splitlines(), said.err
+    output = capsys.readouterr()
+    return code, output.out.splitlines(), output.err
 
 
 def document(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -61,15 +61,15 @@ def records(root: Path) -> list[facts.Fact]:
     return [facts.from_json(record) for record in read_journal(root / "journal")[0]]
 
 
-def rewrite(root: Path, told: list[facts.Fact]) -> None:
+def rewrite(root: Path, journal_facts: list[facts.Fact]) -> None:
     (root / "journal").unlink()
     journal = Journal(root / "journal")
-    journal.append([facts.to_json(fact) for fact in told])
+    journal.append([facts.to_json(fact) for fact in journal_facts])
     journal.close()
 
 
 def a_file(root: Path, pattern: str) -> Path:
-    return sorted(root.glob(pattern))[-1]  # the newest: the one before is there for downloads
+    return sorted(root.glob(pattern))[-1]  # the newest one; the one before is kept for downloads
 
 
 def flip(path: Path, at: int = 5) -> None:
@@ -96,7 +96,7 @@ def flip(path: Path, at: int = 5) -> None:
     ],
     ids=lambda change: "-".join(str(value) for value in change.values()) or "ssfl",
 )
-def test_every_way_of_learning_is_computed_again_from_the_first_step(
+def test_every_strategy_is_recomputed_from_the_first_step(
     shards: dict[str, Shard],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -112,11 +112,13 @@ def test_every_way_of_learning_is_computed_again_from_the_first_step(
     assert found["problems"] == []
 
 
-def test_one_line_a_step_and_a_last_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_has_one_line_per_step_and_a_verdict(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     code, lines, _ = audit(root, capsys)
     assert code == ExitCode.DONE
-    assert lines[0].startswith("run r1, begun with ssfl 0.1.0")
+    assert lines[0].startswith("run r1, started with ssfl 0.1.0")
     assert [line.split()[-1] for line in lines[1:-1]] == ["ok"] * STEPS
     assert lines[1].split() == [
         *("step", "1", "score", "round", "0", "3", "clients", "mask"),
@@ -126,7 +128,7 @@ def test_one_line_a_step_and_a_last_one(root: Path, capsys: pytest.CaptureFixtur
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before, "it reads only"
 
 
-def test_uploads_that_were_not_kept_are_no_error_but_no_proof_either(
+def test_without_kept_uploads_the_verdict_is_not_known(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(root / "accepted")
@@ -137,17 +139,17 @@ def test_uploads_that_were_not_kept_are_no_error_but_no_proof_either(
     assert document(root, capsys)["same_model"] is None
 
 
-def test_kept_from_some_step_on_they_are_computed_from_there(
+def test_steps_are_recomputed_from_the_first_kept_upload_on(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As float32, what a round makes does not depend on the values it began with."""
+    """In float32, the result of a round does not depend on the values it started from."""
     shutil.rmtree(root / "accepted" / "1")
     shutil.rmtree(root / "accepted" / "2")
     verdicts = [step["verdict"] for step in document(root, capsys)["steps"]]
     assert verdicts == ["not kept", "not kept", "ok", "ok", "ok", "ok", "ok"]
 
 
-def test_a_lossy_run_goes_on_only_from_the_model_it_needs(
+def test_a_lossy_run_is_recomputed_only_from_a_known_model(
     shards: dict[str, Shard], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "state"
@@ -192,16 +194,14 @@ def test_a_missing_file_is_named(
     assert [line for line in lines if f"{missing} is missing" in line]
 
 
-def test_the_best_model_is_checked_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_model_is_checked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(a_file(root, "best-*.f32"))
     code, lines, _ = audit(root, capsys)
     assert (code, lines[-1]) == (ExitCode.BAD_DATA, "same model: no")
     assert re.search(r"wrong: .*/best-\d+.f32 does not match the journal", lines[-2])
 
 
-def test_a_short_upload_is_not_taken_for_a_whole_one(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_upload_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = a_file(root, "accepted/2/*.bin")
     path.write_bytes(path.read_bytes()[:-4])
     code, lines, _ = audit(root, capsys)
@@ -210,38 +210,49 @@ def test_a_short_upload_is_not_taken_for_a_whole_one(
     assert f"has {path.stat().st_size} bytes, its step needs {path.stat().st_size + 4}" in line
 
 
-def test_a_journal_that_tells_of_other_sums_is_found_out(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its checksums are right: somebody wrote another accepted set, or another result."""
-    told = records(root)
-    closed = next(fact for fact in told if isinstance(fact, facts.StepClosed) and fact.step == 2)
-    at = told.index(closed)
-    rewrite(root, [*told[:at], replace(closed, accepted=closed.accepted[1:]), *told[at + 1 :]])
+def test_a_forged_journal_is_detected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checksums are right, but the accepted set or the result is another."""
+    journal_facts = records(root)
+    closed = next(
+        fact for fact in journal_facts if isinstance(fact, facts.StepClosed) and fact.step == 2
+    )
+    at = journal_facts.index(closed)
+    rewrite(
+        root,
+        [
+            *journal_facts[:at],
+            replace(closed, accepted=closed.accepted[1:]),
+            *journal_facts[at + 1 :],
+        ],
+    )
     code, lines, _ = audit(root, capsys)
     assert code == ExitCode.BAD_DATA
     (line,) = [line for line in lines if "differs" in line]
     assert line.startswith("step    2  train") and "base_digest is" in line
-    made = next(fact for fact in told if isinstance(fact, facts.StepCommitted) and fact.step == 1)
-    at = told.index(made)
-    rewrite(root, [*told[:at], replace(made, mask_digest="ab" * 32), *told[at + 1 :]])
+    made = next(
+        fact for fact in journal_facts if isinstance(fact, facts.StepCommitted) and fact.step == 1
+    )
+    at = journal_facts.index(made)
+    rewrite(
+        root, [*journal_facts[:at], replace(made, mask_digest="ab" * 32), *journal_facts[at + 1 :]]
+    )
     code, lines, _ = audit(root, capsys)
     assert code == ExitCode.BAD_DATA
     assert f"the journal has {'ab' * 32}" in next(line for line in lines if "differs" in line)
 
 
 def cut(root: Path, keep: Callable[[facts.Fact], bool]) -> None:
-    """Leave the journal as it was before the first fact that is not to be kept."""
-    told = records(root)
-    stop = next(number for number, fact in enumerate(told) if not keep(fact))
-    rewrite(root, told[:stop])
+    """Cut the journal before the first fact that `keep` rejects."""
+    journal_facts = records(root)
+    stop = next(number for number, fact in enumerate(journal_facts) if not keep(fact))
+    rewrite(root, journal_facts[:stop])
 
 
 def test_a_crash_between_close_and_commit_is_computed_but_not_compared(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = records(root)
-    committed = next(f for f in told if isinstance(f, facts.StepCommitted) and f.step == 2)
+    journal_facts = records(root)
+    committed = next(f for f in journal_facts if isinstance(f, facts.StepCommitted) and f.step == 2)
     cut(root, lambda fact: fact != committed)
     for path in root.glob("[vb]*-*.f32"):
         path.unlink()
@@ -252,7 +263,7 @@ def test_a_crash_between_close_and_commit_is_computed_but_not_compared(
     assert "values-1.f32 is missing" in problem
 
 
-def test_a_void_step_counts_for_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_void_step_does_not_count(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut(root, lambda fact: not (isinstance(fact, facts.StepClosed) and fact.step == 1))
     for path in root.glob("*-[0-9]*.[fb]*"):
         path.unlink()
@@ -264,7 +275,7 @@ def test_a_void_step_counts_for_nothing(root: Path, capsys: pytest.CaptureFixtur
     assert lines[-1] == "same model: not known: no step is committed yet"
 
 
-def test_an_acknowledged_upload_of_an_open_step_must_be_there(
+def test_an_acknowledged_upload_of_an_open_step_must_exist(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut(root, lambda fact: not (isinstance(fact, facts.StepClosed) and fact.step == 1))
@@ -281,24 +292,24 @@ def test_an_acknowledged_upload_of_an_open_step_must_be_there(
     assert f"missing: {lost} is missing" in lines[-2]
 
 
-def test_a_torn_tail_is_told_and_left_as_it_is(
+def test_a_torn_tail_is_reported_and_not_changed(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = root / "journal"
     journal.write_bytes(journal.read_bytes() + b"\x40\0\0")
     code, lines, _ = audit(root, capsys)
     assert (code, lines[-1]) == (ExitCode.DONE, "same model: yes")
-    assert lines[-2].startswith("3 bytes behind the last record are not a whole one")
+    assert lines[-2].startswith("3 bytes after the last record are an incomplete record")
     assert journal.read_bytes().endswith(b"\x40\0\0")
 
 
-def test_what_cannot_be_read_is_told_with_where_and_why(
+def test_an_unreadable_state_directory_is_refused_with_the_reason(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def error(folder: Path) -> str:
-        code, _, said = audit(folder, capsys)
+        code, _, output = audit(folder, capsys)
         assert code == ExitCode.STATE
-        return said
+        return output
 
     assert "there is no folder" in error(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -318,22 +329,22 @@ def test_what_cannot_be_read_is_told_with_where_and_why(
     assert "record 1 cannot be read: unknown record: 'RunBegun'" in error(root)
 
 
-def test_a_run_of_a_later_version_and_a_story_without_sense_are_refused(
+def test_an_unknown_setting_and_an_impossible_journal_are_refused(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened, *rest = records(root)
     assert isinstance(opened, facts.RunOpened)
     rewrite(root, [replace(opened, settings={**opened.settings, "magic": 1}), *rest])
-    code, _, said = audit(root, capsys)
+    code, _, output = audit(root, capsys)
     assert code == ExitCode.STATE
-    assert "settings this version does not know: magic" in said
+    assert "settings this version does not know: magic" in output
     rewrite(root, [opened, *(fact for fact in rest if not isinstance(fact, facts.StepStarted))])
-    code, _, said = audit(root, capsys)
+    code, _, output = audit(root, capsys)
     assert code == ExitCode.STATE
-    assert "the journal cannot be replayed: UploadAccepted" in said
+    assert "the journal cannot be replayed: UploadAccepted" in output
 
 
-def test_a_run_that_has_not_begun_is_no_error(
+def test_a_run_that_has_not_started_is_not_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Journal(tmp_path / "journal").close()

@@ -23,13 +23,13 @@ from ssfl.server.report.source import open_folder
 from ssfl.server.report.traffic import Against, paper_break_even
 from ssfl.tools import main as tools
 from ssfl.tools.report.command import open_run
-from tools.report.report_fixtures import MASKED, VALUES, document, make_state, rewrite, told
+from tools.report.report_fixtures import MASKED, VALUES, document, history_of, make_state, rewrite
 
 HOSTILE = "</script><script>alert('&')</script>\u2028<!--"
 
 
 class Page(HTMLParser):
-    """What a browser finds in the file: elements with their attributes, and scripts."""
+    """The elements of a page with their attributes, and its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Page(HTMLParser):
         self._inside = ""
 
 
-def test_a_run_is_reported_beside_its_history(
+def test_the_report_of_a_run_is_written_next_to_its_history(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tools.main(["report", str(run)]) == ExitCode.DONE
@@ -62,7 +62,7 @@ def test_a_run_is_reported_beside_its_history(
     )
     with (folder / "rounds.csv").open(newline="") as file:
         rounds = list(csv.DictReader(file))
-    history = told(run)
+    history = history_of(run)
     assert [row["round"] for row in rounds] == ["0", "1", "2"]
     assert [float(row["accuracy"]) for row in rounds] == [e["pooled"] for e in history["rounds"]]
     with (folder / "evaluations.csv").open(newline="") as file:
@@ -76,7 +76,7 @@ def test_a_run_is_reported_beside_its_history(
     assert {row["reported"] for row in clients} == {"3"}
 
 
-def test_made_again_it_is_the_same(run: Path) -> None:
+def test_a_second_report_has_the_same_bytes(run: Path) -> None:
     files = ("report.html", "report.json", "rounds.csv", "evaluations.csv", "clients.csv")
     written = []
     for _ in range(2):
@@ -85,12 +85,12 @@ def test_made_again_it_is_the_same(run: Path) -> None:
     assert written[0] == written[1]
 
 
-def test_the_file_needs_nothing_else_and_lets_nothing_else_in(run: Path) -> None:
+def test_the_page_is_self_contained_and_its_policy_blocks_other_sources(run: Path) -> None:
     text = contents.write_report(run / "coordinator").read_text("utf-8")
     page = Page(text)
     assert not [tag for tag, _ in page.elements if tag in ("link", "img", "iframe", "object")]
     assert not [given for _, given in page.elements if {"src", "style", "onload"} & set(given)]
-    ((_, meta),) = [one for one in page.elements if "http-equiv" in one[1]]
+    ((_, meta),) = [element for element in page.elements if "http-equiv" in element[1]]
     policy = str(meta["content"])
     for name, content in (
         ("style", page.content["style"]),
@@ -102,10 +102,8 @@ def test_the_file_needs_nothing_else_and_lets_nothing_else_in(run: Path) -> None
     assert set(re.findall(r"https?://[^\s\"'`)]+", text)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_what_it_says_is_what_the_history_says(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history, found = told(run), document(capsys, run)
+def test_the_report_agrees_with_the_history(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history, found = history_of(run), document(capsys, run)
     assert found["verdict"] == {"word": "finished", "text": "finished all 3 rounds"}
     last = history["evaluations"][-1]
     assert found["quality"]["final"]["accuracy"] == last["pooled"]
@@ -119,11 +117,11 @@ def test_what_it_says_is_what_the_history_says(
     assert len(found["settings"]) == len(history["settings"])
 
 
-def test_bytes_stand_beside_the_papers_formulas(
+def test_bytes_are_compared_with_the_formulas_of_the_paper(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = document(capsys, run)["bytes"]
-    kept = told(run)["mask"]["num_kept"]
+    kept = history_of(run)["mask"]["num_kept"]
     lines = {line["what"]: line for line in found["formulas"]}
     updates = lines["updates up"]
     assert updates["transfers"] == 9
@@ -166,7 +164,7 @@ def test_rounds_before_the_first_mask_count_as_dense_by_the_formulas() -> None:
     assert paper_break_even(120, 100, 100) is None
 
 
-def test_the_picture_of_a_mask_tells_the_share_of_every_block() -> None:
+def test_the_image_of_a_mask_has_the_density_of_every_block() -> None:
     kept = np.zeros((130, 3), dtype=np.uint8)
     kept[:2, 0] = 1
     shares = block_shares(kept)
@@ -175,7 +173,7 @@ def test_the_picture_of_a_mask_tells_the_share_of_every_block() -> None:
     assert block_shares(np.ones((1, 1), dtype=np.uint8)).tolist() == [[1.0]]
 
 
-def test_pictures_together_keep_what_the_mask_keeps(
+def test_the_images_together_keep_as_many_weights_as_the_mask(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = document(capsys, run)
@@ -188,7 +186,7 @@ def test_pictures_together_keep_what_the_mask_keeps(
     assert len(found["pictures"]) == 3
 
 
-def test_a_state_directory_tells_the_same(
+def test_the_report_of_a_state_directory_equals_that_of_the_results(
     run: Path, reported_state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert document(capsys, reported_state) == document(capsys, run)
@@ -220,7 +218,7 @@ def test_a_run_in_progress_is_reported_as_such(
     assert tools.main(["report", str(run)]) == ExitCode.DONE
 
 
-def test_before_the_first_round_there_is_a_report(
+def test_a_run_before_its_first_round_has_a_report(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def empty(history: dict[str, Any]) -> None:
@@ -239,14 +237,14 @@ def test_before_the_first_round_there_is_a_report(
     ("change", "word"),
     [({"stopped": True}, "stopped"), ({"ended_early": "no improvement"}, "ended early")],
 )
-def test_the_verdict_says_how_a_run_ended(
+def test_the_verdict_names_how_a_run_ended(
     change: dict[str, Any], word: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewrite(run, lambda history: history.update(change))
     assert document(capsys, run)["verdict"]["word"] == word
 
 
-def test_a_history_of_a_version_without_times_and_metrics_will_do(
+def test_a_history_without_times_and_metrics_is_accepted(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def older(history: dict[str, Any]) -> None:
@@ -261,13 +259,13 @@ def test_a_history_of_a_version_without_times_and_metrics_will_do(
     assert tools.main(["report", str(run)]) == ExitCode.DONE
 
 
-def test_a_history_on_one_line_will_do(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_history_on_one_line_is_accepted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = document(capsys, run)
-    (run / "coordinator" / "history.json").write_text(json.dumps(told(run)))
+    (run / "coordinator" / "history.json").write_text(json.dumps(history_of(run)))
     assert document(capsys, run) == expected
 
 
-def test_hostile_names_stay_text(run: Path) -> None:
+def test_hostile_names_are_escaped(run: Path) -> None:
     def hostile(history: dict[str, Any]) -> None:
         history["run_id"] = HOSTILE
         history["clients"][HOSTILE] = 5
@@ -286,7 +284,7 @@ def test_hostile_names_stay_text(run: Path) -> None:
 
 def test_memory_does_not_grow_with_rounds(run: Path) -> None:
     folder = run / "coordinator"
-    entry = told(run)["rounds"][1]
+    entry = history_of(run)["rounds"][1]
     entry.update(clients=entry["clients"][:1], ledger=entry["ledger"][:2])
 
     def peak(num_rounds: int) -> int:
@@ -305,7 +303,7 @@ def test_memory_does_not_grow_with_rounds(run: Path) -> None:
     assert len((folder / "rounds.csv").read_text().splitlines()) == 5001
 
 
-def test_out_names_the_html_file_and_the_rest_goes_beside_it(run: Path) -> None:
+def test_out_names_the_html_file_and_other_files_go_next_to_it(run: Path) -> None:
     assert tools.main(["report", str(run), "--out", "mine.html"]) == ExitCode.DONE
     assert sorted(file.name for file in Path().iterdir()) == [
         "mine-clients.csv", "mine-evaluations.csv", "mine-rounds.csv", "mine.html", "mine.json",
@@ -313,7 +311,7 @@ def test_out_names_the_html_file_and_the_rest_goes_beside_it(run: Path) -> None:
     assert not (run / "coordinator" / "report.html").exists()
 
 
-def test_results_are_preferred_to_the_state_beside_them(
+def test_results_are_preferred_to_the_state_directory_next_to_them(
     run: Path, reported_state: Path, tmp_path: Path
 ) -> None:
     both = tmp_path / "both"
@@ -325,7 +323,7 @@ def test_results_are_preferred_to_the_state_beside_them(
     assert open_run(both).folder == both / "runs" / "r1" / "coordinator"
 
 
-def test_it_says_when_the_run_began_and_ended(
+def test_the_report_has_start_and_end_of_the_run(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def timed(history: dict[str, Any]) -> None:
@@ -338,12 +336,12 @@ def test_it_says_when_the_run_began_and_ended(
     assert (found["began"], found["ended"], found["whole_s"]) == (1000.0, 1034.0, 34.0)
 
 
-def test_one_round_is_told_as_one() -> None:
-    told = {"rounds_done": 1, "settings": {"rounds": 1}, "finished": True}
-    assert contents.verdict(told)["text"] == "finished its one round"
+def test_a_single_round_is_singular_in_the_verdict() -> None:
+    document = {"rounds_done": 1, "settings": {"rounds": 1}, "finished": True}
+    assert contents.verdict(document)["text"] == "finished its one round"
 
 
-def test_runs_that_were_coded_otherwise_say_so_among_the_settings(
+def test_a_comparison_lists_different_encodings_among_the_settings(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     coded = tmp_path / "coded"
@@ -400,7 +398,7 @@ def test_two_runs_are_compared(
     assert overlap["common"] == both and overlap["share"] == both / either
     assert sum(layer["common"] for layer in overlap["layers"]) == both
     up = next(
-        one for one in found["ledger"] if (one["phase"], one["direction"]) == ("values", "up")
+        row for row in found["ledger"] if (row["phase"], row["direction"]) == ("values", "up")
     )
     assert up["ratio"] == up["payload_bytes"][1] / up["payload_bytes"][0]  # simulated: no messages
     assert tools.main(["report", str(run), str(other)]) == ExitCode.DONE
@@ -414,7 +412,7 @@ def test_models_of_different_shape_have_no_common_weights(
     assert found["overlap"]["why_not"] == "the models have different tensors"
 
 
-def test_the_page_tells_every_column_and_field(
+def test_the_docs_page_names_every_column_and_field(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "report.md").read_text("utf-8")

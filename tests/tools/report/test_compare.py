@@ -1,4 +1,4 @@
-"""Two runs are compared where the same model has one place."""
+"""The places at which two runs are compared."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ def point(name: str, rounds: int, accuracy: float, sent: int) -> dict[str, Any]:
     return {name: rounds, "accuracy": accuracy, "sent_bytes": sent}
 
 
-def test_a_test_by_all_clients_takes_the_place_of_the_rounds_own_over_bytes_too() -> None:
+def test_a_test_by_all_clients_replaces_that_of_the_round_also_over_bytes() -> None:
     report = {
         "curve": [point("round", 0, 0.1, 0), point("round", 1, 0.5, 100)],
-        # With the bytes of the test itself.
+        # These include the bytes of the evaluation.
         "evaluations": [point("rounds_done", 1, 0.6, 130), point("rounds_done", 2, 0.8, 250)],
     }
     assert _tests(report, "accuracy") == [(0, 0.1), (1, 0.6), (2, 0.8)]

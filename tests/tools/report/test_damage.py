@@ -1,4 +1,4 @@
-"""`ssfl report` of what is damaged, or no run: a sentence that says what is wrong."""
+"""`ssfl report` of damaged runs and other folders: errors that name the fault."""
 
 import shutil
 from pathlib import Path
@@ -32,8 +32,8 @@ def test_a_damaged_history_is_named(
     file = run / "coordinator" / "history.json"
     _, text, expected = damaged(file.read_text())[case]
     file.write_text(text)
-    said = refused(capsys, run)
-    assert expected in said
+    output = refused(capsys, run)
+    assert expected in output
 
 
 def test_other_damaged_files_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,16 +50,16 @@ def test_other_damaged_files_are_named(run: Path, capsys: pytest.CaptureFixture[
     assert "cannot read" in refused(capsys, run)
 
 
-def test_a_folder_that_is_no_run_is_refused_with_what_would_do(
+def test_a_folder_that_is_not_a_run_is_refused_with_a_hint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "there is no folder nowhere" in refused(capsys, "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "is not a run: it holds neither" in refused(capsys, tmp_path / "empty")
+    assert "is not a run: it has neither" in refused(capsys, tmp_path / "empty")
     shutil.copytree(run, tmp_path / "both" / "r1")
     shutil.copytree(run, tmp_path / "both" / "r2")
-    said = refused(capsys, tmp_path / "both")
-    assert "several runs" in said and str(tmp_path / "both" / "r2" / "coordinator") in said
+    output = refused(capsys, tmp_path / "both")
+    assert "several runs" in output and str(tmp_path / "both" / "r2" / "coordinator") in output
     (tmp_path / "empty" / "journal").write_bytes(b"nonsense")
     assert "not a journal" in refused(capsys, tmp_path / "empty")
     assert "RUN" in refused(capsys)
@@ -73,11 +73,11 @@ def test_a_file_that_cannot_be_written_is_a_plain_error(
         "cannot write no/such/folder/report.html: No such file or directory (there is no folder"
     )
     assert missing in refused(capsys, run, "--out", "no/such/folder/report.html")
-    Path("there.html").mkdir()  # what cannot be replaced by a file
+    Path("there.html").mkdir()  # a file cannot replace a folder
     assert "cannot write there.html: Is a directory;" in refused(capsys, run, "--out", "there.html")
 
 
-def test_a_torn_journal_is_told_up_to_its_last_record(
+def test_a_torn_journal_is_reported_up_to_its_last_record(
     reported_state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = Path(shutil.copytree(reported_state, tmp_path / "state"))

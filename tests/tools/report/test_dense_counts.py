@@ -1,4 +1,4 @@
-"""Transfers that stand against dense are those that take place: the service's own tasks tell."""
+"""The transfers compared with dense training are those that take place."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,10 +30,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "dense, sampled": {"strategy": "fedavg", "clients_per_round": 2, "evaluate_every": 2},
     "one mask": {},
     "one mask, each round tested": {"evaluate_every": 1},
-    "renewed": {"refresh_rounds": "2,4"},
-    "renewed, each round tested": {"refresh_rounds": "2,4", "evaluate_every": 1},
-    "renewed, sampled": {"refresh_rounds": "3", "clients_per_round": 2, "evaluate_every": 2},
-    "renewed by one client": {"refresh_rounds": "2,4", "criterion": "one-client"},
+    "refreshed": {"refresh_rounds": "2,4"},
+    "refreshed, each round tested": {"refresh_rounds": "2,4", "evaluate_every": 1},
+    "refreshed, sampled": {"refresh_rounds": "3", "clients_per_round": 2, "evaluate_every": 2},
+    "refreshed by one client": {"refresh_rounds": "2,4", "criterion": "one-client"},
     "drawn": {"criterion": "random"},
     "first dense": {"warmup_rounds": 2},
     "first dense, sampled": {"warmup_rounds": 2, "clients_per_round": 2, "evaluate_every": 1},
@@ -42,18 +42,18 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-class Counted(SimulatedFederation):
-    """A run without sockets; notes each model that is sent as values, and the counters."""
+class CountingFederation(SimulatedFederation):
+    """A simulated run that counts the models sent as values, and keeps the counters."""
 
     def __init__(self, settings: RunSettings, arrivals: dict[str, int] | None = None) -> None:
         self.sent = 0  # models, as values
         self.counters = ProcessCounters()
-        self._told = RunState(settings)
+        self._state_before = RunState(settings)
         shards = build_shards(DataSpec(clients=CLIENTS), seed=3)
         super().__init__(load_task("image"), shards, settings, arrivals, reference_coding=False)
 
     def _begin(self) -> None:
-        self.counters.begin(self._told, self._ledger)
+        self.counters.begin(self._state_before, self._ledger)
         super()._begin()
 
     def finish(self) -> None:
@@ -69,13 +69,13 @@ class Counted(SimulatedFederation):
         super()._count_bytes(client, phase, direction, num_bytes, encoding)
 
     def _with_accounting(self, fact: facts.Fact) -> facts.Fact:
-        self.counters.take(fact, self._told, self._ledger, self.model.manifest.size)
-        self._told = apply(self._told, fact)
+        self.counters.take(fact, self._state_before, self._ledger, self.model.manifest.size)
+        self._state_before = apply(self._state_before, fact)
         return super()._with_accounting(fact)
 
 
-def viewed(run: Counted) -> tuple[RunView, Against]:
-    """Return what the page and the report make of a run's history."""
+def viewed(run: CountingFederation) -> tuple[RunView, Against]:
+    """Return the view of the page and the comparison of the report for a run's history."""
     settings, manifest = run.settings, run.model.manifest
     view = RunView(own_masks=has_own_masks(settings.strategy, settings.criterion))
     against = Against(manifest.size, manifest.num_masked)
@@ -90,15 +90,15 @@ def viewed(run: Counted) -> tuple[RunView, Against]:
     return view, against
 
 
-def check(run: Counted) -> None:
-    """Fail unless page, report and metrics count what was sent."""
+def check(run: CountingFederation) -> None:
+    """Assert that page, report and metrics count the models that were sent."""
     run.finish()
     view, against = viewed(run)
     dense = 4 * run.model.manifest.size
     assert view.num_models == run.sent > 0
     assert run.counters.dense_bytes[Direction.DOWN] == run.sent * dense
     assert run.counters.dense_bytes[Direction.UP] == view.num_updates * dense
-    if run.settings.criterion != "client-random":  # whose masks are not those of the history
+    if run.settings.criterion != "client-random":  # the masks of clients are not in the history
         compared = view.bytes(run._rows(), run.model.manifest.size)
         assert compared["down"]["values"] == 4 * against.kept_values_down
         assert compared["up"]["values"] == 4 * against.kept_values_up
@@ -109,21 +109,21 @@ def check(run: Counted) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_model_sent_counts_once_and_no_other(name: str) -> None:
-    check(Counted(replace(SMALL, **RUNS[name])))
+def test_every_sent_model_counts_once(name: str) -> None:
+    check(CountingFederation(replace(SMALL, **RUNS[name])))
 
 
-@pytest.mark.parametrize("name", ["dense", "one mask", "renewed, sampled", "first dense"])
-def test_weights_from_a_file_count_where_they_travel_as_values(name: str) -> None:
-    run = Counted(replace(SMALL, **RUNS[name]))
+@pytest.mark.parametrize("name", ["dense", "one mask", "refreshed, sampled", "first dense"])
+def test_weights_from_a_file_count_if_they_are_sent_as_values(name: str) -> None:
+    run = CountingFederation(replace(SMALL, **RUNS[name]))
     for client in run._clients.values():
         client.request.initial_digest = b"that of the seed"
     check(run)
 
 
-@pytest.mark.parametrize("name", ["dense", "one mask", "renewed, each round tested"])
-def test_who_joins_after_the_first_round_is_sent_the_model(name: str) -> None:
-    run = Counted(replace(SMALL, **RUNS[name], reproducible=False), {"shard_03": 3})
+@pytest.mark.parametrize("name", ["dense", "one mask", "refreshed, each round tested"])
+def test_a_client_that_joins_later_is_sent_the_model(name: str) -> None:
+    run = CountingFederation(replace(SMALL, **RUNS[name], reproducible=False), {"shard_03": 3})
     check(run)
     took_part = [len(entry["clients"]) for entry in run.history.rounds]
     assert took_part == [3, 3, 3, 4, 4]

@@ -45,13 +45,13 @@ def history() -> dict[str, Any]:
     }
 
 
-def test_accuracy_stands_at_the_bytes_spent_before_it_was_measured() -> None:
+def test_accuracy_is_drawn_at_the_bytes_sent_before_the_test() -> None:
     megabytes, accuracy = accuracy_curve(history())
     assert megabytes == [0.0, 1.0, 2.0, 3.0]
     assert [round(value) for value in accuracy] == [10, 20, 30, 90]
 
 
-def test_every_plot_is_a_picture(tmp_path: Path) -> None:
+def test_every_plot_is_a_png_file(tmp_path: Path) -> None:
     plot_accuracy({"ssfl": history(), "dense": history()}, tmp_path / "accuracy.png")
     plot_layers(history(), tmp_path / "layers.png")
     plot_timeline(history(), tmp_path / "timeline.png")
@@ -64,7 +64,7 @@ def test_every_plot_is_a_picture(tmp_path: Path) -> None:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
-    """The figures that are drawn, instead of files."""
+    """The figures that are drawn; no files are written."""
     figures: list[Figure] = []
     monkeypatch.setattr(plots, "_save", lambda figure, _path: figures.append(figure))
     yield figures
@@ -73,12 +73,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
 
 
 def labels(axes: Axes) -> list[Bbox]:
-    """Return where the texts inside and beside the axes stand."""
+    """Return the boxes of the texts inside and next to the axes."""
     return [text.get_window_extent() for text in axes.texts]
 
 
 def climbing() -> dict[str, Any]:
-    """A history that is soon close to its end."""
+    """A history that climbs quickly to its last accuracy."""
     accuracies = [0.1, 0.9, 0.96, 0.97, 0.977, 0.98, 0.985, 0.989]
     changed = history()
     rounds = changed["rounds"] * 3
@@ -123,5 +123,5 @@ def test_labels_of_bars_do_not_touch_bars_or_each_other(drawn: list[Figure]) -> 
     bars = [bar.get_window_extent() for axes in drawn[0].axes for bar in axes.patches]
     assert len(found) == len(bars) == 4
     assert not any(box.overlaps(bar) for box in found for bar in bars)
-    pairs = [(one, other) for one in found for other in found if one is not other]
-    assert not any(one.overlaps(other) for one, other in pairs)
+    pairs = [(first, second) for first in found for second in found if first is not second]
+    assert not any(first.overlaps(second) for first, second in pairs)

@@ -1,4 +1,4 @@
-"""`ssfl simulate` as its user sees it: real processes, digits, two rounds."""
+"""`ssfl simulate` with real processes, digits and two rounds."""
 
 import contextlib
 import csv
@@ -50,15 +50,15 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 @pytest.mark.system
-def test_a_plain_run_says_what_came_out_and_stores_it(
+def test_a_single_configuration_is_printed_and_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["simulate", *QUICK, "--rounds", "2", "--seeds", "1,4", "--out", str(tmp_path)]
     assert main(argv) == ExitCode.DONE
-    said = capsys.readouterr()
-    assert "2 runs (1 configuration x 2 seeds), results in" in said.err
-    assert "1 of 2 runs: run, seed " in said.err and "2 of 2 runs: " in said.err
-    assert "pooled %" in said.out and " ± " in said.out
+    output = capsys.readouterr()
+    assert "2 runs (1 configuration x 2 seeds), results in" in output.err
+    assert "1 of 2 runs: run, seed " in output.err and "2 of 2 runs: " in output.err
+    assert "pooled %" in output.out and " ± " in output.out
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [run["seed"] for run in summary["runs"]] == [1, 4]
     for run in summary["runs"]:
@@ -67,28 +67,28 @@ def test_a_plain_run_says_what_came_out_and_stores_it(
         assert stored["history"]["evaluations"][-1]["pooled"] == run["pooled"]
         assert run["spec"]["settings"]["width"] == 4 and run["spec"]["data"]["clients"] == 3
         assert run["bytes"] == run["bytes_up"] + run["bytes_down"] + run["bytes_one_off"]
-        assert run["bytes"] == sum(one["payload_bytes"] for one in stored["history"]["ledger"])
+        assert run["bytes"] == sum(row["payload_bytes"] for row in stored["history"]["ledger"])
         assert run["cpu_seconds"] > 0 and run["torch"] and run["mode"] == "exact"
     (configuration,) = summary["configurations"]
     pooled = [run["pooled"] for run in summary["runs"]]
     assert configuration["pooled"]["mean"] == pytest.approx(sum(pooled) / 2)
 
     assert main([*argv, "--json"]) == ExitCode.DONE
-    said = capsys.readouterr()
-    assert json.loads(said.out) == summary, "nothing was run again"
-    assert "; 2 stored before, 0 to go" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out) == summary, "nothing was run again"
+    assert "; 2 stored before, 0 to go" in output.err
 
 
 @pytest.mark.system
-def test_a_sweep_goes_on_when_a_run_fails_and_tells_so(
+def test_a_sweep_continues_when_a_run_fails_and_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP)
     argv = ["simulate", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out")]
     assert main([*argv, "--workers", "1"]) == ExitCode.BAD_DATA
-    said = capsys.readouterr()
-    assert "failed: wild, seed 0: " in said.out and "--learning-rate" in said.out
-    assert "0 of 2" in said.out
+    output = capsys.readouterr()
+    assert "failed: wild, seed 0: " in output.out and "--learning-rate" in output.out
+    assert "0 of 2" in output.out
     with (tmp_path / "out" / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["name"], row["seed"], bool(row["error"])) for row in rows] == [
@@ -104,18 +104,18 @@ def test_a_sweep_goes_on_when_a_run_fails_and_tells_so(
 def test_every_field_of_the_data_and_every_setting_has_a_flag() -> None:
     names = [option.name for option in OPTIONS]
     assert len(names) == len(set(names))
-    known = {one.name: one.default for one in fields(DataSpec)}
-    flags = {one.name: one.default for one in fields(DataFlags)}
+    known = {field.name: field.default for field in fields(DataSpec)}
+    flags = {field.name: field.default for field in fields(DataFlags)}
     flags["source"] = flags.pop("data")
     assert flags == known
-    assert {one.name for one in fields(RunSettings)} - set(STUDY_SETTINGS) <= set(names)
+    assert {field.name for field in fields(RunSettings)} - set(STUDY_SETTINGS) <= set(names)
 
 
-def test_what_is_wrong_is_one_sentence(
+def test_invalid_flags_are_refused_in_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refusal(capsys, "--seed", "3").startswith("--seed is --seeds here: how many")
+    assert refusal(capsys, "--seed", "3").startswith("--seed is --seeds here: a number")
     assert refusal(capsys, "--seeds", "x").startswith("--seeds must be a number of seeds")
     assert refusal(capsys, "--mode", "slow").startswith("--mode must be one of exact, fast")
     assert refusal(capsys, "--late-clients", "9").startswith("late_clients 9 leaves none")
@@ -123,11 +123,11 @@ def test_what_is_wrong_is_one_sentence(
     assert refusal(capsys, "no.toml").startswith("the study no.toml cannot be read")
     assert main(["simulate", "--data", "nowhere"]) == ExitCode.BAD_DATA
     assert "nowhere is neither a data set nor a folder" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
 @pytest.mark.system
-def test_the_profile_is_applied_and_help_tells_of_it(
+def test_a_profile_is_applied_and_listed_in_the_help(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     argv = [*QUICK, "--profile", "released", "--rounds", "1", "--out", str(tmp_path), "--json"]
@@ -145,7 +145,7 @@ def test_the_profile_is_applied_and_help_tells_of_it(
     ("number", "code"),
     [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)],
 )
-def test_a_stop_says_how_to_go_on_and_leaves_no_process(
+def test_a_stop_prints_how_to_resume_and_leaves_no_process(
     number: int, code: ExitCode, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "ssfl.tools.main", "simulate", *QUICK, "--rounds", "100000"]
@@ -155,15 +155,17 @@ def test_a_stop_says_how_to_go_on_and_leaves_no_process(
     ) as process:
         assert process.stderr is not None
         assert "results in" in process.stderr.readline()
-        while not list(tmp_path.glob("out/runs/*.log")):  # until a run is under way
+        while not list(tmp_path.glob("out/runs/*.log")):  # until a run has started
             assert process.poll() is None
             time.sleep(0.02)
         os.kill(process.pid, number)
-        said = process.stderr.read()  # ends when nobody holds it any more
+        output = process.stderr.read()  # ends when no process has it open
     assert process.returncode == code
-    assert "the same command again goes on from there" in said and "Traceback" not in said
+    assert "the same command resumes" in output and "Traceback" not in output
     assert list(tmp_path.glob("out/runs/*.json")) == []
-    while alive(process.pid):  # its workers have ended; what multiprocessing keeps ends by itself
+    while alive(
+        process.pid
+    ):  # its workers have ended; helpers of multiprocessing end by themselves
         time.sleep(0.02)
 
 

@@ -14,7 +14,7 @@ from ssfl.tools.simulate.view import StudyProgress, study_table
 
 def result(name: str, seed: int, **numbers: Any) -> RunResult:
     spec = RunSpec(name, DataSpec(), {"rounds": 4}, seed)
-    accuracies = {f"{one}{last}": None for one in ACCURACIES for last in ("", "_last_10")}
+    accuracies = {f"{name}{last}": None for name in ACCURACIES for last in ("", "_last_10")}
     outcome = {
         **accuracies, "evaluations_last_10": 1, "loss": 0.5, "metrics": {}, "bytes": 6e6,
         "bytes_up": 1e6, "bytes_down": 2e6, "bytes_one_off": 3e6, "seconds": 7.0,
@@ -39,63 +39,63 @@ def cells(text: str, first: str) -> list[str]:
     return line.split()
 
 
-def test_a_configuration_is_a_mean_over_its_seeds() -> None:
+def test_a_row_has_the_means_over_the_seeds_of_a_configuration() -> None:
     results = [result("[a]", seed, pooled_last_10=0.90 + seed / 100) for seed in range(3)]
     text = shown(results)
     assert " ".join(cells(text, "[a]")) == "[a] 3 91.00 ± 1.00 1.00 2.00 3.00 8.0"
-    assert "mean %" not in text and "loss" not in text, "what nobody measured has no column"
+    assert "mean %" not in text and "loss" not in text, "a measure without values has no column"
     assert "Mean ± sd over seeds" in text
 
 
-def test_one_seed_has_no_deviation_and_a_failed_one_does_not_count() -> None:
+def test_a_single_seed_has_no_deviation_and_failed_runs_do_not_count() -> None:
     text = shown([result("a", 0, mean_last_10=0.5), failed("a", 1), failed("b", 0)])
     assert cells(text, "a")[:5] == ["a", "1", "of", "2", "50.00"]
     assert cells(text, "b") == ["b", "0", "of", "1", "·", "·", "·", "·", "·"]
     assert "±" not in text
 
 
-def test_numbers_are_told_by_loss_and_metrics() -> None:
+def test_without_accuracy_the_table_has_loss_and_metrics() -> None:
     text = shown([result("a", seed, metrics={"error": 0.25}) for seed in range(2)])
     assert cells(text, "a")[2:8] == ["0.5000", "±", "0.0000", "0.2500", "±", "0.0000"]
 
 
-def test_a_narrow_screen_shows_all_bytes_as_one() -> None:
+def test_a_narrow_screen_has_one_column_of_bytes() -> None:
     text = shown([result("a", 0, pooled_last_10=0.912)], width=80)
     assert cells(text, "a") == ["a", "1", "91.2", "6.00", "8.0"]
     assert "one-off" not in text
 
 
 @pytest.mark.parametrize(
-    ("evaluations", "words"),
+    ("evaluations", "expected"),
     [
         ((1, 1), "those after the last round; --evaluate-last 10"),
         ((10, 10), "of 10 evaluations in the last 10 rounds"),
         ((1, 10), "of 1 or 10 evaluations in the last 10 rounds"),
     ],
 )
-def test_the_caption_says_which_rounds_the_accuracies_are_of(
-    evaluations: tuple[int, int], words: str
+def test_the_caption_names_the_rounds_of_the_accuracies(
+    evaluations: tuple[int, int], expected: str
 ) -> None:
     results = [
         result("a", seed, pooled_last_10=0.5, evaluations_last_10=count)
         for seed, count in enumerate(evaluations)
     ]
-    assert words in " ".join(shown(results).split())
+    assert expected in " ".join(shown(results).split())
 
 
-def test_without_a_terminal_there_is_a_line_per_run_and_one_when_it_takes_long(
+def test_without_a_terminal_a_line_is_printed_for_each_run_and_after_silence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seconds = iter_seconds()
     progress = StudyProgress("2 runs", clock=lambda: next(seconds))
-    one, two = result("a", 0, pooled=0.5), result("a", 1)
+    first, second = result("a", 0, pooled=0.5), result("a", 1)
     with progress:
-        progress.begin([one.spec, two.spec], 3)
-        progress.round_done(one.spec, 1)
+        progress.begin([first.spec, second.spec], 3)
+        progress.round_done(first.spec, 1)
         for done in (2, 3, 4):
-            progress.round_done(one.spec, done)
-        progress.run_done(one)
-        progress.run_done(two)
+            progress.round_done(first.spec, done)
+        progress.run_done(first)
+        progress.run_done(second)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "2 runs; 3 stored before, 2 to go"
     assert lines[1].startswith("0 of 2 runs, a, seed 0: round ")
@@ -111,15 +111,15 @@ def iter_seconds() -> Iterator[float]:
         yield now_s
 
 
-def test_on_a_terminal_there_is_a_bar_with_the_rounds_of_runs_under_way(
+def test_on_a_terminal_a_bar_shows_the_rounds_of_running_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    one = result("a", 0)
+    run = result("a", 0)
     with StudyProgress("1 run") as progress:
-        progress.begin([one.spec], 0)
-        progress.round_done(one.spec, 3)
-    said = capsys.readouterr().err
-    assert "0 of 1 run" in said and "a, seed 0: round 3/4" in said and "left" in said
+        progress.begin([run.spec], 0)
+        progress.round_done(run.spec, 3)
+    output = capsys.readouterr().err
+    assert "0 of 1 run" in output and "a, seed 0: round 3/4" in output and "left" in output

@@ -1,4 +1,4 @@
-"""The paper's claims as experiments: what it says, what we got, drawn side by side."""
+"""The paper's claims as experiments: runs, conclusions and charts for each."""
 
 from ssfl.experiments.contract import Experiment
 from ssfl.experiments.controls import LAYERS, STRUCTURE
@@ -10,8 +10,8 @@ from ssfl.experiments.sparsity import CONVERGENCE, SPARSITY
 __all__ = ["EXPERIMENTS", "Experiment"]
 
 EXPERIMENTS = {
-    one.name: one
-    for one in (
+    experiment.name: experiment
+    for experiment in (
         SPARSITY, STRUCTURE, LAYERS, NEWCOMERS, MASK_ERROR, WARM_UP, PARTITIONS, CLIENTS,
         CONVERGENCE, PROFILES,
     )

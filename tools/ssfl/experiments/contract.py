@@ -1,4 +1,4 @@
-"""What an experiment is: a claim of the paper, the runs that try it, and what they came to."""
+"""An experiment: a claim of the paper, the runs that test it, and their result."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Runs:
         self._by_name = by_name(results)
 
     def values(self, name: str, measure: str = MEAN) -> list[float]:
-        """Return what a configuration came to, one number per seed."""
+        """Return a measure of a configuration, one number per seed."""
         return list(by_seed(self._results, name, measure).values())
 
     def by_seed(self, name: str, measure: str = MEAN) -> dict[int, float]:
@@ -39,14 +39,14 @@ class Runs:
         bar: float | None = None,
         measure: str = MEAN,
     ) -> dict[str, Any]:
-        """Return a paired difference, in shares, with its interval and whether it meets a bar."""
+        """Return a paired difference of shares as a row; `bar` is the required minimum."""
         return difference(label, self.by_seed(ours, measure), self.by_seed(theirs, measure), bar)
 
 
 def difference(
     label: str, ours: Mapping[int, float], theirs: Mapping[int, float], bar: float | None = None
 ) -> dict[str, Any]:
-    """Return ours - theirs, seed by seed, as a row for tables and pictures."""
+    """Return ours - theirs, seed by seed, as a row for tables and charts."""
     found = paired_difference(ours, theirs)
     row: dict[str, Any] = {
         "label": label,
@@ -62,11 +62,13 @@ def difference(
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One of the paper's claims."""
+    """A claim of the paper and its test."""
 
     name: str
     title: str
-    claim: str  # what the paper says, in its own numbers
+    claim: str  # with the numbers of the paper
     specs: Callable[[Recipe], Iterable[RunSpec]]
-    conclude: Callable[[Recipe, Runs], Result]  # `rows` are differences, `found` sentences
+    conclude: Callable[
+        [Recipe, Runs], Result
+    ]  # with `rows` of differences and sentences in `found`
     draw: Callable[[Result, Path], None]

@@ -1,4 +1,4 @@
-"""(b) Is it the mask's structure? SSFL beside masks that lack some of it."""
+"""(b) Does the structure of the mask matter? SSFL and masks that lack some of it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,7 +17,7 @@ CONTROLS: dict[str, tuple[Mapping[str, Setting], tuple[str, ...]]] = {
     "client-random-zeros": ({**OWN_MASKS, "averaging": "zeros"}, ("0.5", "0.8")),
     "one-client": ({"criterion": "one-client"}, ("0.8", "0.95", "0.98")),
 }
-OTHER_CRITERIA = ("magnitude", "synflow", "grasp")  # at 95 %, one scale of their own
+OTHER_CRITERIA = ("magnitude", "synflow", "grasp")  # at 95 % only
 
 
 def specs(recipe: Recipe) -> Iterable[RunSpec]:
@@ -47,8 +47,8 @@ def conclude(_recipe: Recipe, runs: Runs) -> Result:
             "client-random-holders 0.5", "client-random-zeros 0.5",
         ),
         *(
-            runs.difference(f"SSFL − one client's SNIP, {text}", f"ssfl {one}", f"one-client {one}")
-            for one, text in (("0.8", "80 %"), ("0.95", "95 %"), ("0.98", "98 %"))
+            runs.difference(f"SSFL − one client's SNIP, {text}", f"ssfl {s}", f"one-client {s}")
+            for s, text in (("0.8", "80 %"), ("0.95", "95 %"), ("0.98", "98 %"))
         ),
         *(
             runs.difference(f"SSFL − {name}, 95 %", "ssfl 0.95", f"{name} 0.95")
@@ -56,7 +56,7 @@ def conclude(_recipe: Recipe, runs: Runs) -> Result:
         ),
     ]  # fmt: skip
     series = {
-        name: {one: runs.values(f"{name} {one}") for one in sparsities}
+        name: {sparsity: runs.values(f"{name} {sparsity}") for sparsity in sparsities}
         for name, (_, sparsities) in CONTROLS.items()
     }
     series |= {name: {"0.95": runs.values(f"{name} 0.95")} for name in OTHER_CRITERIA}
@@ -65,7 +65,7 @@ def conclude(_recipe: Recipe, runs: Runs) -> Result:
 
 STRUCTURE = Experiment(
     "controls",
-    "SSFL beside masks that lack some of its structure",
+    "SSFL and masks that lack some of its structure",
     "SSFL > layer-shuffled SSFL > one random mask for all > a random mask for each client "
     "(figures only; a random mask for each client reaches 41.6 % on CIFAR-10).",
     specs,

@@ -1,8 +1,8 @@
-"""(c) Classes that nobody had arrive in the middle of a run, with and without a new mask.
+"""(c) New classes arrive in the middle of a run, with and without a new mask.
 
-80 clients have classes 0 to 7; 20 clients with classes 8 and 9 join in the middle of the run,
-before round 30 of 60. Two of them are among the ten of each round, so that old and new classes are
-always trained on. With `refresh` the mask is renewed once, when they join.
+80 clients have classes 0 to 7; 20 clients with classes 8 and 9 join before round 30 of 60. Two of
+them are among the ten clients of each round, so that old and new classes are always trained. With
+`refresh` the mask is refreshed once, when they join.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,13 +17,16 @@ from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")
 MIN_NEW = {"0.5": 0.78, "0.95": 0.65}
-MAX_LOST = 0.04  # of the old classes' accuracy before the others came
+MAX_LOST = 0.04  # accuracy on the old classes since the newcomers joined
 LAST = 10
-OURS: Mapping[str, Setting] = {"momentum": 0.5, "clip_norm": 10.0}  # how profile `ours` trains
+OURS: Mapping[str, Setting] = {
+    "momentum": 0.5,
+    "clip_norm": 10.0,
+}  # training settings of profile `ours`
 
 
 def _rounds(recipe: Recipe) -> int:
-    return recipe.rounds * 6 // 5  # time to learn what came in the middle
+    return recipe.rounds * 6 // 5  # more rounds, to learn the new classes
 
 
 def _arrival(recipe: Recipe) -> int:
@@ -37,10 +40,10 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
     for sparsity in SPARSITIES:
         settings: dict[str, Setting] = {**common, "sparsity": sparsity, "personalize_epochs": 0}
         yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
-        renewing = {**settings, "refresh_rounds": str(_arrival(recipe))}
-        yield from recipe.specs(f"newcomers, new mask {sparsity}", renewing, data)
+        refreshing = {**settings, "refresh_rounds": str(_arrival(recipe))}
+        yield from recipe.specs(f"newcomers, new mask {sparsity}", refreshing, data)
         if sparsity in MIN_NEW:
-            yield from recipe.specs(f"newcomers, ours {sparsity}", {**renewing, **OURS}, data)
+            yield from recipe.specs(f"newcomers, ours {sparsity}", {**refreshing, **OURS}, data)
     dense: dict[str, Setting] = {**common, **DENSE, "personalize_epochs": 0}
     yield from recipe.specs("newcomers, dense", dense, data)
 
@@ -64,7 +67,7 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
             ours = _groups(runs.documents(f"newcomers, ours {sparsity}"))
             rows += _bars(recipe, sparsity, ours, "new mask, trained as ours")
         masks = [run["masks"] for run in runs.documents(f"newcomers, new mask {sparsity}")]
-        replaced[sparsity] = [one[-1]["renewed"]["replaced"] for one in masks]
+        replaced[sparsity] = [entries[-1]["renewed"]["replaced"] for entries in masks]
         found.append(_sentence(recipe, sparsity, new, kept))
     dense = _groups(runs.documents("newcomers, dense"))
     nothing = dict.fromkeys(recipe.seeds, 0.0)
@@ -81,32 +84,32 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
 
 def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the accuracy curves of old and new clients, whose classes are disjoint, per seed."""
-    rounds = [one["rounds_done"] for one in documents[0]["evaluations"]]
+    rounds = [test["rounds_done"] for test in documents[0]["evaluations"]]
     found: dict[str, Any] = {"rounds": rounds, "new": [], "old": []}
     for document in documents:
         late = set(document["clients"]) - set(_first_cohort(document))
         for group in ("new", "old"):
             curve = [
-                _pooled(one["clients"], late, wanted=group == "new")
-                for one in document["evaluations"]
+                _pooled(test["clients"], late, wanted=group == "new")
+                for test in document["evaluations"]
             ]
             found[group].append(curve)
     return found
 
 
 def _first_cohort(document: dict[str, Any]) -> list[str]:
-    """Return who was there at the start: they were all asked to test the first model."""
-    return [one["client"] for one in document["evaluations"][0]["clients"]]
+    """Return the clients of the start; all of them tested the first model."""
+    return [row["client"] for row in document["evaluations"][0]["clients"]]
 
 
 def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> float | None:
-    tests = [one["evaluation"] for one in clients if (one["client"] in late) == wanted]
-    total = sum(one["total"] for one in tests)
-    return sum(one["correct"] for one in tests) / total if total else None
+    tests = [row["evaluation"] for row in clients if (row["client"] in late) == wanted]
+    total = sum(test["total"] for test in tests)
+    return sum(test["correct"] for test in tests) / total if total else None
 
 
 def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
-    """Return the mean of the last ten rounds, or of those since the others came, by seed."""
+    """Return the mean of the last ten rounds by seed, or of fewer since the newcomers joined."""
     after = max(_rounds(recipe) - LAST, _arrival(recipe))
     places = [i for i, number in enumerate(curves["rounds"]) if number > after]
     return {
@@ -116,7 +119,7 @@ def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float
 
 
 def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
-    """Return the old classes' accuracy in the last ten rounds before the others came, by seed."""
+    """Return the accuracy on the old classes in the ten rounds before the arrival, by seed."""
     arrival = _arrival(recipe)
     places = [i for i, n in enumerate(curves["rounds"]) if arrival - LAST < n <= arrival]
     return {
@@ -143,14 +146,14 @@ def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any], how: str) -> list[
 
 
 def _sentence(recipe: Recipe, sparsity: str, new: dict[str, Any], kept: dict[str, Any]) -> str:
-    def told(values: dict[int, float]) -> str:
+    def mean(values: dict[int, float]) -> str:
         return f"{100 * sum(values.values()) / len(values):.1f}"
 
-    renewed, before = told(_last(recipe, new, "new")), told(_before(recipe, new))
+    refreshed, before = mean(_last(recipe, new, "new")), mean(_before(recipe, new))
     return (
-        f"At {percent(sparsity)} the new classes reach {renewed} % with a new mask and "
-        f"{told(_last(recipe, kept, 'new'))} % with the old one; the old classes go from "
-        f"{before} to {told(_last(recipe, new, 'old'))} %."
+        f"At {percent(sparsity)} the new classes reach {refreshed} % with a new mask and "
+        f"{mean(_last(recipe, kept, 'new'))} % with the old one; the old classes go from "
+        f"{before} to {mean(_last(recipe, new, 'old'))} %."
     )
 
 

@@ -28,12 +28,12 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
     with client_torch_settings():
         result = mask_error(recipe.data, settings, recipe.seeds)
     numbers: list[int] = result["minibatches"]
-    one, hundred = numbers.index(1), numbers.index(100)
+    first, hundred = numbers.index(1), numbers.index(100)
     rows, found = [], []
     for oracle in (MEAN_OF_SCORES, FULL_GRADIENT):
         for sparsity, curve in result["oracles"][oracle].items():
             errors = dict(zip(recipe.seeds, curve["errors"], strict=True))
-            half = {seed: values[one] / 2 for seed, values in errors.items()}
+            half = {seed: values[first] / 2 for seed, values in errors.items()}
             at_100 = {seed: values[hundred] for seed, values in errors.items()}
             rows.append(
                 difference(
@@ -49,7 +49,7 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
                 )
             )  # fmt: skip
             found.append(
-                f"{oracle}, {percent(sparsity)}: {curve['mean'][one]:.3f} with 1 minibatch, "
+                f"{oracle}, {percent(sparsity)}: {curve['mean'][first]:.3f} with 1 minibatch, "
                 f"{curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
                 f"{numbers[-1]}; flat from {curve['flat_at']} on"
             )
@@ -76,17 +76,17 @@ def warm_specs(recipe: Recipe) -> Iterable[RunSpec]:
 
 def conclude_warm(recipe: Recipe, runs: Runs) -> Result:
     rows = [
-        runs.difference(f"warm-up − SSFL, {percent(one)}", f"warm-up {one}", f"ssfl {one}")
-        for one in WARM_SPARSITIES
+        runs.difference(f"warm-up − SSFL, {percent(s)}", f"warm-up {s}", f"ssfl {s}")
+        for s in WARM_SPARSITIES
     ]
     ratios = {
-        one: runs.values(f"warm-up {one}", "bytes")[0] / runs.values(f"ssfl {one}", "bytes")[0]
-        for one in WARM_SPARSITIES
+        s: runs.values(f"warm-up {s}", "bytes")[0] / runs.values(f"ssfl {s}", "bytes")[0]
+        for s in WARM_SPARSITIES
     }
     found = [
         f"A warm-up of {recipe.rounds // 5} dense rounds of {recipe.rounds} takes {ratio:.2f} "
-        f"times the bytes at {percent(one)}."
-        for one, ratio in ratios.items()
+        f"times the bytes at {percent(sparsity)}."
+        for sparsity, ratio in ratios.items()
     ]
     return {"accuracy": ACCURACY, "bytes_ratio": ratios, "rows": rows, "found": found}
 
@@ -120,10 +120,10 @@ def conclude_partitions(recipe: Recipe, runs: Runs) -> Result:
     dirichlet = f"Dirichlet {recipe.data.alpha:g}"
     rows = [
         runs.difference(
-            f"2 classes each: SSFL − dense, {text}", f"2 classes, ssfl {one}", "2 classes, dense",
-            bar,
+            f"2 classes each: SSFL − dense, {text}", f"2 classes, ssfl {sparsity}",
+            "2 classes, dense", bar,
         )
-        for one, text, bar in (("0.5", "50 %", -0.0125), ("0.95", "95 %", -0.085))
+        for sparsity, text, bar in (("0.5", "50 %", -0.0125), ("0.95", "95 %", -0.085))
     ]  # fmt: skip
     rows += [
         runs.difference(
@@ -146,7 +146,7 @@ def conclude_partitions(recipe: Recipe, runs: Runs) -> Result:
 
 PARTITIONS = Experiment(
     "partitions",
-    "Dirichlet mixes beside two classes per client",
+    "Dirichlet mixes and two classes per client",
     "CIFAR-10 at 50 %: SSFL 88.3 against dense 86.0 % with Dirichlet 0.3, 94.6 against 92.5 % "
     "with two classes per client.",
     partition_specs,

@@ -1,4 +1,4 @@
-"""The three profiles on the same data, at 95 % sparsity: the paper's, its code's, and ours."""
+"""The profiles paper, released and ours on the same data, at 95 % sparsity."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,8 +9,8 @@ from ssfl.study.charts import partition_picture
 from ssfl.study.sweep import RunSpec
 
 SPARSITY = "0.95"
-# What the scale of the recipe changes in each: 50 rounds, and a learning rate that falls as far
-# as it does over the profile's own rounds (0.998^500, 0.998^999; ours keeps its own decay).
+# Changes to each profile for the 50 rounds of the recipe: the learning rate falls as far as over
+# the rounds of the profile (0.998^500, 0.998^999). Profile `ours` keeps its decay.
 SCALED: dict[str, Mapping[str, Setting]] = {
     "paper": {"lr_decay": 0.98},
     "released": {"lr_decay": 0.961},

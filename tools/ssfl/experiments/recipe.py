@@ -1,13 +1,12 @@
-"""The small scale on which the paper's claims are tried: minutes on two cores instead of days.
+"""The small scale of the experiments: minutes on two cores instead of days.
 
 Fashion-MNIST, each image mean-pooled to 14x14; a CNN of 35,434 weights; 100 clients of 200 samples
-with Dirichlet 0.3 class mixes; 10 clients a round, one local epoch, 50 rounds. All else is the
-paper's: batches of 16, SGD at 0.1, weight decay 5e-4, no momentum. The learning rate falls by
-0.98 a round, so that the last one is to the first as after the paper's 500 rounds of 0.998. One
-minibatch per client is scored, of 100 clients. Where there is no Fashion-MNIST, the digits that
-come with scikit-learn are cut among 20 clients.
+with Dirichlet 0.3 class mixes; 10 clients in a round, one local epoch, 50 rounds. The rest is as in
+the paper: batches of 16, SGD at 0.1, weight decay 5e-4, no momentum. The learning rate falls by
+0.98 in a round, so that it falls as far as over the paper's 500 rounds of 0.998. Each of the 100
+clients scores one minibatch. Without Fashion-MNIST, scikit-learn's digits are cut among 20 clients.
 
-A single round jitters by 1 to 3 points, so accuracies are means over the last ten rounds; runs of
+A single round jitters by 1 to 3 points, so accuracies are means over the last ten rounds. Runs of
 one seed share data, initial weights and sampled clients, so differences are paired by seed.
 """
 
@@ -45,9 +44,11 @@ class Recipe:
 
     @classmethod
     def quick(cls, seeds: tuple[int, ...], source: str = "") -> "Recipe":
-        """Return the small scale, on the data set that is here, or the one asked for."""
+        """Return the small scale, on `source` or on the first data set of this machine."""
         found = source or first_available("fashion-mnist", "digits")
-        if found == "digits":  # fewer clients: half of them in a round, so that both kinds are
+        if (
+            found == "digits"
+        ):  # half of the few clients in a round, so that late ones are among them
             return cls(DIGITS, {**SETTINGS, "client_fraction": 0.5}, seeds)
         return cls(replace(BENCHMARK_S, source=found), SETTINGS, seeds)
 
@@ -62,17 +63,17 @@ class Recipe:
 
     @property
     def rounds(self) -> int:
-        """Rounds of a run, unless an experiment needs others."""
+        """Rounds of a run; an experiment may change them."""
         return int(self.settings["rounds"])
 
     @property
     def title(self) -> str:
-        """What the runs are on, for the head of a picture or a table."""
+        """Data, clients and seeds, for the title of a chart or table."""
         return f"{self.data.source}, {self.data.clients} clients, {len(self.seeds)} seeds"
 
 
 def percent(sparsity: str) -> str:
-    """Return a sparsity for people.
+    """Return a sparsity in per cent.
 
     >>> percent("0.95")
     '95 %'

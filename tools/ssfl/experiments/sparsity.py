@@ -1,4 +1,4 @@
-"""(a) Accuracy against sparsity, SSFL beside dense; (h) the same runs, round by round."""
+"""(a) Accuracy against sparsity, SSFL and dense; (h) the same runs, round by round."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -27,8 +27,8 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
 
 def conclude(_recipe: Recipe, runs: Runs) -> Result:
     rows = [
-        runs.difference(f"SSFL − dense, {percent(one)}", f"ssfl {one}", "dense", BARS.get(one))
-        for one in SPARSITIES
+        runs.difference(f"SSFL − dense, {percent(s)}", f"ssfl {s}", "dense", BARS.get(s))
+        for s in SPARSITIES
     ]
     rows.append(
         runs.difference("… fine-tuned, 95 %", "ssfl 0.95", "dense", -0.035, measure=PERSONAL)
@@ -36,15 +36,15 @@ def conclude(_recipe: Recipe, runs: Runs) -> Result:
     return {
         "accuracy": ACCURACY,
         "dense": runs.values("dense"),
-        "series": {"ssfl": {one: runs.values(f"ssfl {one}") for one in SPARSITIES}},
+        "series": {"ssfl": {s: runs.values(f"ssfl {s}") for s in SPARSITIES}},
         "fine_tuned": {
             "accuracy": FINE_TUNED,
             "dense": runs.values("dense", PERSONAL),
-            "ssfl": {one: runs.values(f"ssfl {one}", PERSONAL) for one in SPARSITIES},
+            "ssfl": {s: runs.values(f"ssfl {s}", PERSONAL) for s in SPARSITIES},
         },
         "bytes": {
             name: runs.values(name, "bytes")[0]
-            for name in ("dense", *(f"ssfl {one}" for one in SPARSITIES))
+            for name in ("dense", *(f"ssfl {s}" for s in SPARSITIES))
         },
         "rows": rows,
     }
@@ -83,15 +83,15 @@ def conclude_curves(_recipe: Recipe, runs: Runs) -> Result:
 
 
 def _curve(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    rounds = [one["rounds_done"] for one in documents[0]["evaluations"]]
+    rounds = [test["rounds_done"] for test in documents[0]["evaluations"]]
     return {
         "rounds": rounds,
-        "seeds": [[one["mean"] for one in document["evaluations"]] for document in documents],
+        "seeds": [[test["mean"] for test in document["evaluations"]] for document in documents],
     }
 
 
 def _first_round(rounds: list[int], seeds: list[list[float]], level: float) -> int | None:
-    """Return the first round whose mean over seeds reaches a level; None if none does."""
+    """Return the first round whose mean over seeds is above a level, or None."""
     means = [sum(values) / len(values) for values in zip(*seeds, strict=True)]
     return next((number for number, mean in zip(rounds, means, strict=True) if mean > level), None)
 

@@ -1,1 +1,1 @@
-"""The umbrella command `ssfl`: try it, prepare a run, watch it. May import every package."""
+"""The command `ssfl`: try, prepare, watch and study runs. May import every package."""

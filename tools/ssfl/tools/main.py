@@ -11,7 +11,7 @@ from ssfl.program.version import ssfl_version
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand: where it lives is imported only when it is called."""
+    """A subcommand; its module is imported only when it is called."""
 
     group: str
     name: str
@@ -21,40 +21,46 @@ class Command:
 
 COMMANDS = (
     Command(
-        "try", "demo", "local.demo", "a real federation on this machine, sparse and dense, compared"
+        "try",
+        "demo",
+        "local.demo",
+        "run a federation on this machine, sparse and dense, and compare",
     ),
-    Command("try", "rehearse", "local.rehearse", "your task and shards, all on this machine"),
+    Command(
+        "try",
+        "rehearse",
+        "local.rehearse",
+        "run a federation with your task and shards on this machine",
+    ),
     Command(
         "study",
         "simulate",
         "simulate.command",
-        "many runs without sockets: seeds and sweeps, stored",
+        "run many seeds and settings without sockets",
     ),
     Command("prepare", "shards", "shards.command", "cut a data set into shards, one per client"),
-    Command("prepare", "init", "model.init", "write the model a run begins with, for --init"),
-    Command("prepare", "certs", "certs.command", "a test CA and certificates, for TLS"),
-    Command("prepare", "check", "check.command", "can this site take part? Tried without joining"),
+    Command("prepare", "init", "model.init", "write the initial model of a run, for --init"),
+    Command("prepare", "certs", "certs.command", "make a test CA and certificates for TLS"),
+    Command(
+        "prepare", "check", "check.command", "check that this site can take part, without joining"
+    ),
     Command("prepare", "plan", "plan.command", "predict a run's bytes and transfer times"),
-    Command("run", "start", "operate.command", "stop waiting for more clients and begin"),
-    Command("run", "pause", "operate.command", "finish what is under way, then begin nothing new"),
-    Command("run", "resume", "operate.command", "let a paused run go on"),
+    Command("run", "start", "operate.command", "start the run without waiting for more clients"),
+    Command("run", "pause", "operate.command", "pause the run after the open step"),
+    Command("run", "resume", "operate.command", "continue a paused run"),
     Command("run", "refresh-mask", "operate.command", "let all clients agree on a new mask"),
     Command(
-        "run", "stop", "operate.command", "end the run now; the last model becomes the final one"
+        "run", "stop", "operate.command", "end the run now; the newest model becomes the final one"
     ),
-    Command("run", "remove", "operate.command", "refuse a site from now on, or take that back"),
+    Command("run", "remove", "operate.command", "exclude a site, or readmit it"),
+    Command("watch", "status", "operate.command", "show the progress of a run and its clients"),
+    Command("watch", "clients", "operate.command", "show every client, those with problems first"),
     Command(
-        "watch", "status", "operate.command", "what the run is doing, who takes part, how far it is"
+        "watch", "audit", "report.audit", "recompute a run from its journal and check every file"
     ),
-    Command("watch", "clients", "operate.command", "every client, those in trouble first"),
-    Command(
-        "watch", "audit", "report.audit", "compute a run again from its journal, check every file"
-    ),
-    Command(
-        "watch", "report", "report.command", "a run as one page: curves, bytes, times, mask; or two"
-    ),
-    Command("study", "paper", "simulate.paper", "the paper's claims, tried at a small scale"),
-    Command("use", "model", "model.command", "test the final model on any shard, or export it"),
+    Command("watch", "report", "report.command", "write the report of a run, or compare two runs"),
+    Command("study", "paper", "simulate.paper", "test the paper's claims at a small scale"),
+    Command("use", "model", "model.command", "test the final model on a shard, or export it"),
 )
 
 
@@ -72,10 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    command = next((one for one in COMMANDS if one.name == name), None)
+    command = next((known for known in COMMANDS if known.name == name), None)
     if command is None:
-        names = ", ".join(one.name for one in COMMANDS)
-        raise ProgramError(f"no such command; there are: {names}", ExitCode.USAGE)
+        names = ", ".join(known.name for known in COMMANDS)
+        raise ProgramError(f"no such command; the commands are: {names}", ExitCode.USAGE)
     module = importlib.import_module(f"ssfl.tools.{command.module}")
     body: Callable[[Sequence[str]], int] = getattr(module, name.replace("-", "_"))
     return body(arguments)
@@ -89,7 +95,7 @@ def _help() -> str:
         lines += [f"  {command.name:<14}{command.text}" for command in members]
     lines += [
         "",
-        "`ssfl COMMAND --help` explains one. The two programs of a federation are",
+        "`ssfl COMMAND --help` describes a command. The two programs of a federation are",
         "ssfl-coordinator and ssfl-client.",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The terminal as our commands use it: what they print is text, never markup or a control code."""
+"""Terminal output of the commands: text without markup and control codes."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ from rich.segment import Segment
 
 from ssfl.program.printable import printable
 
-WIDE = 120  # columns of what goes to a file or a pipe
+WIDE = 120  # columns of output to a file or a pipe
 
 
 @contextmanager
 def stdout_aside() -> Iterator[None]:
-    """Let whatever is printed inside go to stderr, also by libraries and by other programs."""
+    """Redirect stdout to stderr, also for libraries and child processes."""
     sys.stdout.flush()
     ours = os.dup(1)
     os.dup2(2, 1)
@@ -28,12 +28,12 @@ def stdout_aside() -> Iterator[None]:
 
 
 class SafeConsole(Console):
-    """A console that escapes control characters in what it prints; names come from strangers."""
+    """A console that escapes control characters; names may come from strangers."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Yield the segments of a renderable, each with safe text."""
+        """Yield the segments of a renderable with escaped text."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if control or text == "\n" or text.isprintable():
@@ -43,7 +43,7 @@ class SafeConsole(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints names as they are, wide where no terminal says how wide."""
+    """Return a console without markup; WIDE columns if the output is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     wide = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
     return SafeConsole(markup=False, highlight=False, emoji=False, width=wide, stderr=stderr)

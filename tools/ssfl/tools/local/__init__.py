@@ -1,1 +1,1 @@
-"""Whole federations as processes on this machine: `ssfl demo` and `ssfl rehearse`."""
+"""Federations of processes on this machine: `ssfl demo` and `ssfl rehearse`."""

@@ -1,4 +1,4 @@
-"""`ssfl demo`: a real federation on this machine, sparse and dense, side by side."""
+"""`ssfl demo`: a federation on this machine, sparse and dense, compared."""
 
 import time
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ from ssfl.tools.terminal import console
 
 DESCRIPTION = (
     "Runs a federation of processes over gRPC on scikit-learn's digits: first sparse (SSFL), "
-    "then the same one dense, and compares them. `ssfl rehearse` does it with your own data."
+    "then dense, and compares them. `ssfl rehearse` does the same with your own data."
 )
-LEARNING_RATE = "0.2"  # at 0.1 two of six seeds end more than 3 points behind dense
+LEARNING_RATE = "0.2"  # at 0.1, two of six seeds end more than 3 points behind dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,12 @@ class DemoConfig:
     seed: int = setting(0, "seed of data partition and training")
     status_port: int | None = setting(
         None,
-        "port for a live page in the browser; 0: a free port; without this flag there is none",
+        "port of the status page; 0: a free port; default: no status page",
         le=65535,
     )
-    out: Path = setting(Path("runs/demo"), "folder for all output; an earlier one is replaced")
+    out: Path = setting(
+        Path("runs/demo"), "folder for all output; replaces that of an earlier demo"
+    )
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
@@ -108,7 +110,7 @@ def demo(argv: Sequence[str]) -> int:
 
 
 def _prepare(config: DemoConfig) -> Path:
-    """Make the shards in a fresh folder."""
+    """Make the shards in an empty folder."""
     fresh_folder(config.out)
     try:
         cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
@@ -119,7 +121,7 @@ def _prepare(config: DemoConfig) -> Path:
 
 
 def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
-    """Run the federation sparse and dense, and show both."""
+    """Run the federation sparse and dense, and compare the results."""
     ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
     dense = _federate(config, screen, shards, "dense", "dense")
     screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
@@ -130,12 +132,12 @@ def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
 
 
 def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
-    """Run the sparse federation twice, the second time with trouble."""
+    """Run the sparse federation twice, the second time with crashes."""
     width = width_for(config.sparsity)
     screen.print(
-        f"Smaller than the plain demo but for the network: an mlp of width {width}, so that an "
-        "update is sent in several chunks. First undisturbed, then with trouble: same data, same "
-        "seed, --reproducible. Every blow is a SIGKILL.",
+        f"An mlp of width {width}, so that an update is sent in several chunks. The first run is "
+        "undisturbed; the second has crashes, all by SIGKILL. Both have the same data and seed, "
+        "with --reproducible.",
         soft_wrap=True,
     )
     flags = [*_flags(config), "--strategy", "ssfl", "--model", "mlp", "--width", str(width),

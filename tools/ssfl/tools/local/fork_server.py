@@ -1,4 +1,4 @@
-"""Start programs as forks of a process that has imported their modules already.
+"""Start programs as forks of a process that has imported their modules.
 
 Importing torch takes a client seconds of CPU time; a fork has it at once. `ForkServer` starts
 `python -m ssfl.tools.local.fork_server MODULE…`. That process imports the modules and waits for

@@ -1,4 +1,4 @@
-"""A whole run on this machine, watched to its end: what `ssfl demo` and `ssfl rehearse` share."""
+"""A run on this machine, watched to its end: shared by `ssfl demo` and `ssfl rehearse`."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalRunResult:
-    """What one federation came to."""
+    """The result of one federation."""
 
     name: str
     status: admin_pb2.GetStatusResponse
@@ -54,7 +54,7 @@ class LocalRunResult:
 
 
 def require_modules(*modules: str, extra: str) -> None:
-    """Raise ProgramError unless these can be imported."""
+    """Raise ProgramError unless all modules can be imported."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise ProgramError(
@@ -63,14 +63,14 @@ def require_modules(*modules: str, extra: str) -> None:
 
 
 def fresh_folder(out: Path) -> None:
-    """Empty a folder that an earlier command made; refuse one that holds something else."""
+    """Empty the output folder of an earlier command; refuse a folder with other files."""
     marker = out / MARKER
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not marker.exists())):
         raise ProgramError(
-            f"{out} holds something else: choose another folder with --out", ExitCode.USAGE
+            f"{out} is not an output folder of ssfl: choose another with --out", ExitCode.USAGE
         )
     for lock in out.glob("*/state/lock"):
-        with DirectoryLock(lock.parent):  # or say which process is still at work there
+        with DirectoryLock(lock.parent):  # raises with the process that uses it
             pass
     try:
         shutil.rmtree(out, ignore_errors=True)
@@ -85,30 +85,30 @@ def federate(
     name: str,
     console: Console,
     title: str,
-    trouble: Callable[[LocalFederation], None] | None = None,
+    disturb: Callable[[LocalFederation], None] | None = None,
 ) -> LocalRunResult:
-    """Run a federation to its end, showing its progress; `trouble` comes first, if any."""
+    """Run a federation to its end and show its progress; call `disturb` first, if given."""
     with federation:
         if federation.status_url:
             console.print(f"{title}: status page  {federation.status_url}", soft_wrap=True)
-        if trouble:
-            trouble(federation)
+        if disturb:
+            disturb(federation)
         status = _watch(federation, console, title)
         federation.admin.close()
     models = Path(status.out_dir)
-    history = json.loads((models / "history.json").read_bytes())  # the coordinator's last word
+    history = json.loads((models / "history.json").read_bytes())
     return LocalRunResult(name, status, history, models)
 
 
 def _watch(
     federation: LocalFederation, console: Console, title: str
 ) -> admin_pb2.GetStatusResponse:
-    """Show the run until every site has the final model; return the last status."""
-    shown, progress, moved_s = "", ("", 0), time.monotonic()
+    """Show the progress until every site has the final model; return the last status."""
+    shown, progress, progress_s = "", ("", 0), time.monotonic()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             ended = federation.ended()
-            status = federation.admin.status()  # later: who left because the run is over is fine
+            status = federation.admin.status()  # after ended(): clients leave when a run is over
             if status.delivered:
                 break
             if ended and status.phase not in ENDED:
@@ -123,9 +123,9 @@ def _watch(
             if now != shown and not console.is_terminal:
                 console.print(status_line(status, title), soft_wrap=True)
             shown = now
-            if progress != (progress := (now, sum(one.steps_done for one in status.clients))):
-                moved_s = time.monotonic()
-            if time.monotonic() - moved_s > STALL_S:
+            if progress != (progress := (now, sum(client.steps_done for client in status.clients))):
+                progress_s = time.monotonic()
+            if time.monotonic() - progress_s > STALL_S:
                 raise ProgramError(
                     f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}; "
                     f"the logs are in {federation.folder}",
@@ -143,7 +143,7 @@ def _outcome(status: admin_pb2.GetStatusResponse) -> str:
 
 
 def results_table(results: Sequence[LocalRunResult], title: str) -> Table:
-    """Return how good each model is and what it cost."""
+    """Return the table of accuracies and costs."""
     table = Table(title=title, title_justify="left")
     names = sorted({name for result in results for name in result.last["metrics"]})
     measured = [
@@ -185,7 +185,7 @@ def _shown(name: str, last: dict[str, Any]) -> str:
 
 
 def draw(out: Path, results: Sequence[LocalRunResult]) -> list[str]:
-    """Draw every picture that the runs have the data for; return the file names."""
+    """Draw every chart that the runs have data for; return the file names."""
     from ssfl.tools.report.plots import plot_accuracy, plot_densities, plot_layers, plot_timeline
 
     histories = {result.name: result.history for result in results}
@@ -202,18 +202,18 @@ def draw(out: Path, results: Sequence[LocalRunResult]) -> list[str]:
 
 
 def status_flags(status_port: int | None) -> list[str]:
-    """Return the flags of ssfl-coordinator that open its status page, or none."""
+    """Return the flags of ssfl-coordinator for the status page, if there is one."""
     return [] if status_port is None else ["--status-port", str(status_port)]
 
 
 def print_locations(
     console: Console, out: Path, result: LocalRunResult, drawn: Sequence[str]
 ) -> None:
-    """Say where everything is."""
+    """Print the digest and the paths of all results."""
     console.print(f"model digest  {result.status.model_digest.hex()}")
-    console.print("(the same on every run with this seed on this kind of machine)")
+    console.print("(the same for every run with this seed on this kind of machine)")
     pictures = f"{out}/{', '.join(drawn)}" if drawn else "none: pip install matplotlib"
-    for what, where in (
+    for name, place in (
         ("final model", result.models / "model.safetensors"),
         ("mask", result.models / "mask.bin"),
         ("manifest", result.models / "manifest.json"),
@@ -222,16 +222,16 @@ def print_locations(
         ("plots", pictures),
         ("logs", f"{out}/{result.name}/*.log"),
     ):
-        shown = where
-        if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
-            shown = where.relative_to(Path.cwd())
-        console.print(f"{what:<12}  {shown}", soft_wrap=True)
+        shown = place
+        if isinstance(place, Path) and place.is_relative_to(Path.cwd()):
+            shown = place.relative_to(Path.cwd())
+        console.print(f"{name:<12}  {shown}", soft_wrap=True)
 
 
 def write_comparison_of(
     console: Console, out: Path, dense: LocalRunResult, ssfl: LocalRunResult
 ) -> None:
-    """Write the report of both runs and say where it is."""
+    """Write the report that compares both runs, and print its path."""
     sources = open_folder(dense.models), open_folder(ssfl.models)
     page = out / "comparison.html"
     write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))

@@ -24,15 +24,15 @@ _USER_ERRORS = (
     ExitCode.BAD_DATA,
     ExitCode.REFUSED,
     ExitCode.PORT_IN_USE,
-)  # the user's to mend
+)  # exit codes of mistakes that the user can correct
 COORDINATOR = "coordinator"
 
 
 def client_ids(shards: Sequence[str]) -> dict[str, str]:
-    """Return a client id for every shard: its name, or a number where that cannot be an id.
+    """Return a client id for every shard: its name, or a number if the name cannot be an id.
 
-    An id is at most 64 ASCII letters, digits, '.', '_' or '-', and names files beside those of
-    the coordinator; a shard may be called as its owner likes.
+    An id has at most 64 ASCII letters, digits, '.', '_' or '-', and is used in file names next to
+    those of the coordinator. The name of a shard is free.
     """
     ids: dict[str, str] = {}
     for number, name in enumerate(shards):
@@ -45,9 +45,9 @@ def client_ids(shards: Sequence[str]) -> dict[str, str]:
 
 
 class LocalFederation:
-    """Processes of one run, all ended when the `with` block is left, however it is left.
+    """The processes of one run; leaving the `with` block ends all of them.
 
-    Should this process be killed, they end with it (with_parent.py).
+    If this process is killed, they end with it (with_parent.py).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LocalFederation:
         self._client_flags = client_flags
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._commands: dict[str, Sequence[str]] = {}
-        self._expected_to_die: set[str] = set()  # their death is no surprise
+        self._expected_to_die: set[str] = set()  # names of processes
         self.admin: AdminClient
         self.status_url = ""  # of the status page, if --status-port is among the flags
 
@@ -75,11 +75,11 @@ class LocalFederation:
 
     @property
     def state_dir(self) -> Path:
-        """The coordinator's."""
+        """The state directory of the coordinator."""
         return self.folder / "state"
 
     def client_state_dir(self, client: str) -> Path:
-        """Return a client's own state directory."""
+        """Return the state directory of a client."""
         return self.folder / "clients" / client
 
     def __enter__(self) -> Self:
@@ -100,22 +100,22 @@ class LocalFederation:
         self.close()
 
     def ended(self) -> list[str]:
-        """Return the processes that have ended well; raise ProgramError if one ended badly."""
+        """Return the processes that have ended; raise ProgramError if one failed."""
         done = []
         for name, process in self._processes.items():
             code = process.poll()
             if code == 0:
                 done.append(name)
             elif code is not None and name not in self._expected_to_die:
-                told = next((one for one in _USER_ERRORS if one == code), ExitCode.BUG)
-                raise ProgramError(self._error_of(name, code), told)
+                exit_code = next((known for known in _USER_ERRORS if known == code), ExitCode.BUG)
+                raise ProgramError(self._error_of(name, code), exit_code)
         return done
 
     def close(self) -> None:
-        """End every process: ask, wait, then insist."""
+        """End every process: SIGTERM, a wait, then SIGKILL."""
         for process in self._processes.values():
             if process.poll() is None:
-                process.send_signal(signal.SIGCONT)  # one that is held could not end
+                process.send_signal(signal.SIGCONT)  # a suspended process cannot end
                 process.terminate()
         deadline_s = time.monotonic() + END_DEADLINE_S
         for process in self._processes.values():
@@ -127,17 +127,17 @@ class LocalFederation:
         self._processes.clear()
 
     def kill(self, name: str) -> None:
-        """SIGKILL: a process has no chance to tidy up."""
+        """End a process with SIGKILL."""
         self._expected_to_die.add(name)
         self._processes[name].kill()
         self._processes[name].wait()
 
     def was_killed(self, name: str) -> bool:
-        """Tell whether a process was ended by SIGKILL, whoever sent it."""
+        """Return True if a process was ended by SIGKILL."""
         return self._processes[name].poll() == -signal.SIGKILL
 
     def restart(self, name: str, failpoint: str = "") -> None:
-        """Start a process that was killed once more; it is to die at `failpoint`, if any."""
+        """Start a killed process again; with a `failpoint`, it dies there."""
         if not failpoint:
             self._expected_to_die.discard(name)
         self._start(name, self._commands[name], {failpoints.VARIABLE: failpoint})
@@ -146,15 +146,15 @@ class LocalFederation:
             self.admin = AdminClient(f"127.0.0.1:{self._ports()[1]}")
 
     def suspend(self, name: str) -> None:
-        """Let a process stand still."""
+        """Suspend a process with SIGSTOP."""
         self._processes[name].send_signal(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Let a process that stands still go on."""
+        """Continue a suspended process."""
         self._processes[name].send_signal(signal.SIGCONT)
 
     def log_of(self, name: str) -> list[str]:
-        """Return the lines a process has logged, in all its lives."""
+        """Return the log lines of a process, including those before a restart."""
         return (self.folder / f"{name}.log").read_text("utf-8", "replace").splitlines()
 
     def _start_all(self) -> None:
@@ -166,7 +166,7 @@ class LocalFederation:
 
         self._start(COORDINATOR, coordinator("0", "0"))
         port, admin_port, *status = self._ports()
-        again = coordinator(port, admin_port)  # a restart: clients and browsers look for it there
+        again = coordinator(port, admin_port)  # a restarted coordinator keeps its ports
         if status:
             again += ["--status-port", status[0]]
             self.status_url = f"http://127.0.0.1:{status[0]}/"
@@ -181,12 +181,12 @@ class LocalFederation:
             )  # fmt: skip
 
     def _start(
-        self, name: str, module_and_flags: Sequence[str], more: Mapping[str, str] | None = None
+        self, name: str, module_and_flags: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
-        environment |= dict(more or {})
+        environment |= dict(variables or {})
         self._commands[name] = module_and_flags
-        # A coordinator is not forked: it would show the memory of the modules it never uses.
+        # A coordinator is not forked, since its memory would include modules that it does not use.
         server = None if name == COORDINATOR else shared_client_server()
         with (
             (self.folder / f"{name}.out").open("wb") as out,
@@ -205,11 +205,11 @@ class LocalFederation:
                 stdout=out,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C reaches us alone; we end them in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the others
             )  # fmt: skip
 
     def _ports(self) -> list[str]:
-        """Return the ports that the coordinator printed: client, admin and, if any, status."""
+        """Return the ports that the coordinator printed: client, admin and possibly status."""
         count = 3 if "--status-port" in self._flags else 2
         path, deadline_s = self.folder / f"{COORDINATOR}.out", time.monotonic() + START_DEADLINE_S
         while time.monotonic() < deadline_s:
@@ -225,13 +225,13 @@ class LocalFederation:
         )
 
     def _error_of(self, name: str, code: int) -> str:
-        """Return what a process said was wrong; if it did not say, the end of its log."""
+        """Return the error message of a process, or else the end of its log."""
         lines = self.log_of(name)
-        said = [n for n, line in enumerate(lines) if re.match(r"ssfl-\w+: error: ", line)]
-        if not said:
+        errors = [n for n, line in enumerate(lines) if re.match(r"ssfl-\w+: error: ", line)]
+        if not errors:
             return f"{name} ended with code {code}:\n{self._tail(name)}"
-        words = "\n".join(lines[said[-1] :]).partition(": error: ")[2]
-        return f"{name}: {words}\n(its log: {self.folder / name}.log)"
+        message = "\n".join(lines[errors[-1] :]).partition(": error: ")[2]
+        return f"{name}: {message}\n(its log: {self.folder / name}.log)"
 
     def _tail(self, name: str) -> str:
         return "\n".join(self.log_of(name)[-15:])

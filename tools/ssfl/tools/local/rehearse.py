@@ -1,4 +1,4 @@
-"""`ssfl rehearse`: your task and your shards, as a whole federation on this machine."""
+"""`ssfl rehearse`: a federation with your task and shards, on this machine."""
 
 import importlib.util
 import time
@@ -31,12 +31,12 @@ DESCRIPTION = (
     "shard in a folder, over gRPC, with your task and any setting of a run. What works here "
     "works across machines with the same task file and the same flags."
 )
-MAX_UNASKED_CLIENTS = 32  # processes that one machine is asked for unless somebody says so
+MAX_UNASKED_CLIENTS = 32  # more clients are started only with --clients
 
 
 @dataclass(frozen=True, slots=True)
 class RehearseConfig:
-    """What to rehearse; every setting of a run is a flag here, too."""
+    """What to rehearse; every setting of a run is also a flag."""
 
     data_root: Path = setting(
         Path("shards"),
@@ -49,10 +49,12 @@ class RehearseConfig:
     threads: int = setting(1, "torch threads of each client; 0: every core")
     status_port: int | None = setting(
         None,
-        "port for a live page in the browser; 0: a free port; without this flag there is none",
+        "port of the status page; 0: a free port; default: no status page",
         le=65535,
     )
-    out: Path = setting(Path("runs/rehearsal"), "folder for all output; an earlier one is replaced")
+    out: Path = setting(
+        Path("runs/rehearsal"), "folder for all output; replaces that of an earlier rehearsal"
+    )
     run: RunSettings = field(default_factory=RunSettings)
 
     def validate(self) -> None:
@@ -85,11 +87,11 @@ def rehearse(argv: Sequence[str]) -> int:
         flags += _flags(replace(run, strategy=strategy, bytes_per_round=""
                                 if strategy == "fedavg" else run.bytes_per_round))  # fmt: skip
         flags += ["--init", str(config.init.absolute())] if config.init else []
-        own = ["--task", _found(config.task), "--device", config.device]
+        own = ["--task", _absolute(config.task), "--device", config.device]
         own += ["--threads", str(config.threads)]
         federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
         results.append(federate(federation, name, screen, name))
-    title = f"{_counted(len(names), 'client')}, {_counted(run.rounds, 'round')}"
+    title = f"{_plural(len(names), 'client')}, {_plural(run.rounds, 'round')}"
     screen.print(results_table(results, title))
     drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
     print_locations(screen, config.out, results[0], drawn)
@@ -100,27 +102,27 @@ def rehearse(argv: Sequence[str]) -> int:
 
 
 def _chosen(config: RehearseConfig, names: list[str]) -> list[str]:
-    """Return the shards to take: all of a few, or the first `--clients`."""
+    """Return the shards to use: all, or the first `--clients`."""
     wanted = config.run.clients
     if wanted > len(names):
         raise ProgramError(
-            f"--clients {wanted}: {config.data_root} holds {_counted(len(names), 'shard')}",
+            f"--clients {wanted}: {config.data_root} has {_plural(len(names), 'shard')}",
             ExitCode.USAGE,
         )
     if not wanted and len(names) > MAX_UNASKED_CLIENTS:
         raise ProgramError(
-            f"{config.data_root} holds {len(names)} shards, such as {names[0]}: each would be a "
-            "client, a process of its own. Choose how many with --clients 8, say; or, if all of "
-            "them are one site's, name the folder above with --data-root",
+            f"{config.data_root} has {len(names)} shards, such as {names[0]}, and each would be a "
+            "client process. Limit them with --clients, such as --clients 8. If all of them "
+            "belong to one site, name the folder above with --data-root",
             ExitCode.USAGE,
         )
     return names[: wanted or None]
 
 
 def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
-    """Return the settings of the run: all of the shards, and repeatable."""
-    least = min(config.run.min_clients, clients)
-    run = replace(config.run, clients=clients, min_clients=least, reproducible=True)
+    """Return the settings of the run, reproducible and with all shards."""
+    min_clients = min(config.run.min_clients, clients)
+    run = replace(config.run, clients=clients, min_clients=min_clients, reproducible=True)
     try:
         run.validate()
     except SettingsError as error:
@@ -129,13 +131,13 @@ def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
 
 
 def _check_inputs(config: RehearseConfig) -> None:
-    """Tell what is missing before processes are started, and spare what --out would replace."""
+    """Raise ProgramError if an input is missing, or lies in --out, which is replaced."""
     task = Path(config.task) if config.task.endswith(".py") else None
     if task and not task.is_file():
         raise ProgramError(f"there is no task file {task}", ExitCode.BAD_DATA)
     if not config.data_root.is_dir():
         raise ProgramError(
-            f"there is no folder {config.data_root}: name the one with your shards with "
+            f"there is no folder {config.data_root}: name the folder of your shards with "
             f"--data-root, or {MAKE_SHARDS}",
             ExitCode.BAD_DATA,
         )
@@ -156,21 +158,21 @@ def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
     ids = client_ids(names)
     called = [name if name == ids[name] else f"{name} as {ids[name]}" for name in names]
     shown = ", ".join(called[:3]) + (", …" if len(names) > 3 else "")
-    text = f"{_counted(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
+    text = f"{_plural(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
     if len(names) > MAX_UNASKED_CLIENTS:
         text += f"; {len(names)} processes of torch need about {0.35 * len(names):.0f} GB of memory"
     return text
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def _flags(run: RunSettings) -> list[str]:
-    """Return the flags of ssfl-coordinator that say these settings."""
+    """Return the flags of ssfl-coordinator for these settings."""
     flags = []
-    for one in fields(run):
-        value, flag = getattr(run, one.name), "--" + one.name.replace("_", "-")
+    for field_ in fields(run):
+        value, flag = getattr(run, field_.name), "--" + field_.name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(flag if value else "--no-" + flag[2:])
         else:
@@ -178,5 +180,5 @@ def _flags(run: RunSettings) -> list[str]:
     return flags
 
 
-def _found(task: str) -> str:
+def _absolute(task: str) -> str:
     return str(Path(task).absolute()) if task.endswith(".py") else task

@@ -1,1 +1,1 @@
-"""`ssfl init` and `ssfl model`: the first model of a run, and the one it leaves."""
+"""`ssfl init` and `ssfl model`: the initial model of a run, and its final model."""

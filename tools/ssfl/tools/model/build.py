@@ -1,4 +1,4 @@
-"""Building a task's model on this machine, as a client would."""
+"""Builds the model of a task on this machine, as a client does."""
 
 import re
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def learning_errors(what: str = "building the model") -> Iterator[None]:
-    """Turn what data, task and model raise into errors of the command; torch is needed inside."""
+def learning_errors(purpose: str = "building the model") -> Iterator[None]:
+    """Turn errors of data, task and model into ProgramError; raise it if torch is missing."""
     try:
-        import torch  # noqa: F401 -- here, so that a wrong flag is told at once
+        import torch  # noqa: F401 -- imported late, so that a wrong flag is reported at once
     except ModuleNotFoundError:
         raise ProgramError(
-            f"{what} needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
+            f"{purpose} needs torch: pip install 'ssfl[client]'", ExitCode.BAD_DATA
         ) from None
     from ssfl.learning.errors import LearningError
 
@@ -44,19 +44,19 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def same_as_run(name: str) -> Any:
-    """Declare a setting of a command that is the run's own."""
-    (one,) = (field for field in fields(RunSettings) if field.name == name)
-    return setting(one.default, **{**one.metadata, "text": one.metadata["help"]})
+    """Declare a setting of a command with default and help of the run setting."""
+    (field,) = (field for field in fields(RunSettings) if field.name == name)
+    return setting(field.default, **{**field.metadata, "text": field.metadata["help"]})
 
 
 def run_settings(config: Any, **more: Any) -> RunSettings:
-    """Return the run settings that a command's config holds; the others have their defaults."""
-    names = {one.name for one in fields(RunSettings)} & {one.name for one in fields(config)}
+    """Return the run settings in a command's config; the others have their defaults."""
+    names = {field.name for field in fields(RunSettings)} & {field.name for field in fields(config)}
     return RunSettings(**{name: getattr(config, name) for name in names} | more)
 
 
 def load_data(task: "LoadedTask", data: str, data_root: Path) -> Shard:
-    """Return the shard that is named, or else the first one of the folder."""
+    """Return the shard called `data`, or else the first one of the folder."""
     return task.load_shard(find_shard(data or shard_names(data_root)[0], data_root))
 
 

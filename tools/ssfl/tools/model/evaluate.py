@@ -1,4 +1,4 @@
-"""`ssfl model evaluate`: how good a model is on one shard, or on several."""
+"""`ssfl model evaluate`: tests a model on one or several shards."""
 
 import json
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from ssfl.tools.model.folder import read_model
 from ssfl.tools.model.network import build_network, task_of
 from ssfl.tools.terminal import console
 
-SPLITS = {"test": "test", "validation": "val", "train": "train"}  # and what a Shard calls them
+SPLITS = {"test": "test", "validation": "val", "train": "train"}  # by flag: the name in a Shard
 ALL = "all"
 UNKNOWN = "–"
 
 DESCRIPTION = (
-    "Tests a model on shards, as the clients of a run do. MODEL is a folder that a run left, "
+    "Tests a model on shards, as the clients of a run do. MODEL is a result folder of a run, "
     "such as runs/<run>/coordinator, or a safetensors file."
 )
 
@@ -35,26 +35,30 @@ DESCRIPTION = (
 class EvaluateConfig:
     """Which model, on which data."""
 
-    model: Path = setting(MISSING, "a run's folder, or a safetensors file", positional=True)
-    data: str = setting(MISSING, "shards under --data-root or paths: one, several as a,b, or all")
+    model: Path = setting(
+        MISSING, "a result folder of a run, or a safetensors file", positional=True
+    )
+    data: str = setting(
+        MISSING, "names of shards or paths, such as a,b; all: every shard of --data-root"
+    )
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
-    task: str = setting("", "the task's .py file or module, if it is not a built-in one")
+    task: str = setting("", "the task's .py file or module, unless it is built in")
     split: str = setting("test", "which samples", choices=tuple(SPLITS))
     device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = setting(1, "torch threads, part of what decides the last bits; 0: every core")
-    json: bool = setting(False, "answer as JSON, in the words of history.json")
+    threads: int = setting(1, "torch threads, which affect the last bits; 0: every core")
+    json: bool = setting(False, "print JSON with the names of history.json")
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
-        if not all(self.wanted()):
+        """Raise SettingsError if a flag is invalid."""
+        if not all(self.names()):
             raise SettingsError(f"--data must be names of shards, as a,b, got {self.data!r}")
 
-    def wanted(self) -> list[str]:
+    def names(self) -> list[str]:
         return [name.strip() for name in self.data.split(",")]
 
     def shards(self) -> list[Path]:
-        """Return where the data lie."""
-        names = shard_names(self.data_root) if self.data == ALL else self.wanted()
+        """Return the paths of the shards."""
+        names = shard_names(self.data_root) if self.data == ALL else self.names()
         return [find_shard(name, self.data_root) for name in names]
 
 
@@ -64,17 +68,17 @@ def evaluate(argv: Sequence[str]) -> int:
     final = read_model(config.model)
     with learning_errors("testing a model"):
         rows = _test(config, final)
-    told = accuracies(row["evaluation"] for row in rows)
+    summary = accuracies(row["evaluation"] for row in rows)
     if config.json:
         model = {"model": str(final.path), "model_digest": final.digests["model_digest"]}
-        print(json.dumps({**model, "split": config.split, **told, "shards": rows}, indent=1))
+        print(json.dumps({**model, "split": config.split, **summary, "shards": rows}, indent=1))
     else:
-        console().print(_table(config.split, rows, told))
+        console().print(_table(config.split, rows, summary))
     return int(ExitCode.DONE)
 
 
 def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
-    """Return what every shard says of the model; one shard is in memory at a time."""
+    """Return the evaluation on every shard; one shard is in memory at a time."""
     from ssfl.learning.device import choose_device, prepare_torch, working_on
     from ssfl.learning.evaluate import evaluate as test
 
@@ -98,33 +102,33 @@ def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
 
 
 def _with_split(shard: Shard, split: str) -> Shard:
-    """Return the shard with other samples in the place of those to test on."""
+    """Return the shard with the samples of a split as its test samples."""
     x, y = (getattr(shard, f"{SPLITS[split]}_{part}") for part in "xy")
     return replace(shard, test_x=x, test_y=y)
 
 
-def _table(split: str, rows: Sequence[dict[str, Any]], told: dict[str, Any]) -> Table:
+def _table(split: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> Table:
     table = Table()
-    metrics = list(told["metrics"])
+    metrics = list(summary["metrics"])
     table.add_column("shard")
     for column in (f"{split} samples", "accuracy", "loss", *metrics):
         table.add_column(column, justify="right")
     for row in rows:
         tested = row["evaluation"]
-        one = accuracies([tested])
-        table.add_row(row["shard"], *_cells(tested["total"], one["pooled"], one, metrics))
+        single = accuracies([tested])
+        table.add_row(row["shard"], *_cells(tested["total"], single["pooled"], single, metrics))
     if len(rows) > 1:
         total = sum(row["evaluation"]["total"] for row in rows)
         table.add_section()
-        table.add_row("pooled", *_cells(total, told["pooled"], told, metrics))
-        table.add_row("mean", "", _percent(told["mean"]))
+        table.add_row("pooled", *_cells(total, summary["pooled"], summary, metrics))
+        table.add_row("mean", "", _percent(summary["mean"]))
     return table
 
 
 def _cells(
-    total: int, accuracy: float | None, told: dict[str, Any], metrics: Sequence[str]
+    total: int, accuracy: float | None, summary: dict[str, Any], metrics: Sequence[str]
 ) -> list[str]:
-    numbers = [told["loss"], *(told["metrics"].get(name) for name in metrics)]
+    numbers = [summary["loss"], *(summary["metrics"].get(name) for name in metrics)]
     shown = [UNKNOWN if number is None else f"{number:.4g}" for number in numbers]
     return [f"{total:,}", _percent(accuracy), *shown]
 

@@ -1,4 +1,4 @@
-"""`ssfl model export`: the final model in a form that other programs read."""
+"""`ssfl model export`: writes the final model in a format of other programs."""
 
 import io
 from collections.abc import Sequence
@@ -28,27 +28,29 @@ FORMATS = ("safetensors", "onnx", "csr")
 DESCRIPTION = (
     "Writes a model as safetensors (every tensor by name, with its manifest), as ONNX (a network "
     "that runs without torch) or as torch tensors in sparse CSR form (kept weights only). MODEL is "
-    "a folder that a run left, such as runs/<run>/coordinator, or a safetensors file."
+    "a result folder of a run, such as runs/<run>/coordinator, or a safetensors file."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """Which model, and what to make of it."""
+    """Which model, and the format to write."""
 
-    model: Path = setting(MISSING, "a run's folder, or a safetensors file", positional=True)
-    format: str = setting(MISSING, "what to write", choices=FORMATS)
+    model: Path = setting(
+        MISSING, "a result folder of a run, or a safetensors file", positional=True
+    )
+    format: str = setting(MISSING, "format of the file", choices=FORMATS)
     out: Path = setting(MISSING, "file to write")
-    overwrite: bool = setting(False, "replace the file if it is there")
-    task: str = setting("", "onnx: the task's .py file or module, if it is not a built-in one")
-    data: str = setting("", "onnx: a shard of that task, which tells what an input is")
+    overwrite: bool = setting(False, "replace the file if it exists")
+    task: str = setting("", "onnx: the task's .py file or module, unless it is built in")
+    data: str = setting("", "onnx: a shard of that task, for the shape of an input")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
+        """Raise SettingsError if a flag is invalid."""
         for flag, given in (("--task", self.task), ("--data", self.data)):
             if given and self.format != "onnx":
-                raise SettingsError(f"{flag} is for --format onnx: {self.format} needs none")
+                raise SettingsError(f"{flag} is for --format onnx; {self.format} does not need it")
 
 
 def export(argv: Sequence[str]) -> int:
@@ -57,7 +59,7 @@ def export(argv: Sequence[str]) -> int:
     if config.out.is_dir():
         raise usage_error(f"--out {config.out} is a folder: name a file in it")
     if config.out.exists() and not config.overwrite:
-        raise usage_error(f"{config.out} is there already: --overwrite replaces it")
+        raise usage_error(f"{config.out} exists already: --overwrite replaces it")
     final = read_model(config.model)
     write = {"safetensors": _safetensors, "onnx": _onnx, "csr": _csr}[config.format]
     data, how = write(config, final)
@@ -124,7 +126,7 @@ def _onnx(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
         task = task_of(final, config.task)
         shard = _shard(config, final, task)
         model = build_network(final, task, shard, torch.device("cpu"))
-        samples = np.resize(shard.train_x[:2], (2, *shard.input_shape))  # repeats a single one
+        samples = np.resize(shard.train_x[:2], (2, *shard.input_shape))  # repeats a single sample
         data = to_onnx(model, torch.from_numpy(samples), final.digests)
         onnx.checker.check_model(data, full_check=True)
     shape = ", ".join(["batch", *map(str, shard.input_shape)])
@@ -135,13 +137,13 @@ def _onnx(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
 
 
 def _shard(config: ExportConfig, final: StoredModel, task: "LoadedTask") -> Shard:
-    """Return data of the kind the network takes: the named shard, or zeros if shapes suffice."""
+    """Return an example of the network's input: the named shard, or zeros if shapes suffice."""
     from ssfl.learning.load_task import BUILT_IN
 
     if config.data:
         return load_data(task, config.data, config.data_root)
     if task.name not in BUILT_IN:
         raise usage_error(
-            f"--data is needed: a shard of the task {task.name} tells what an input is"
+            f"--data is needed: a shard of the task {task.name}, for the shape of an input"
         )
     return shard_of_zeros(final)

@@ -1,4 +1,4 @@
-"""`ssfl init`: the model a run begins with, as one file for a coordinator without torch."""
+"""`ssfl init`: the initial model of a run, as a file for a coordinator without torch."""
 
 import math
 from collections import Counter
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from ssfl.learning.pretrained import CopiedWeights
 
 DESCRIPTION = (
-    "Builds a task's model and writes its manifest and initial weights into one file, with which "
-    "a coordinator begins: ssfl-coordinator --init FILE. Without it, the first client describes "
-    "the model."
+    "Builds a task's model and writes its manifest and initial weights into one file for "
+    "ssfl-coordinator --init FILE. Without such a file, the first client describes the model."
 )
 SHOWN = 12  # names listed before "…"
 
@@ -43,40 +42,42 @@ SHOWN = 12  # names listed before "…"
 class InitConfig:
     """Which model, and where its weights come from."""
 
-    task: str = setting("image", "what to learn: image, table, a .py file, or an importable module")
-    data: str = setting("", "a shard the model fits; default: the first one under --data-root")
+    task: str = setting("image", "task: image, table, a .py file, or an importable module")
+    data: str = setting(
+        "", "a shard for the shape of the model; default: the first one of --data-root"
+    )
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     input: str = setting("", "shape of one sample, such as 3x32x32, instead of a shard")
-    classes: int = setting(10, "with --input: how many classes; 0: numbers to predict")
+    classes: int = setting(10, "with --input: number of classes; 0: the targets are numbers")
     weights: Path | None = setting(
-        None, "begin with these weights: a safetensors file with the model's tensor names"
+        None, "initial weights: a safetensors file with the model's tensor names"
     )
     partial: bool = setting(
-        False, "with --weights: tensors that do not fit start from the seed instead"
+        False, "with --weights: initialize tensors that do not fit from the seed"
     )
     model: str = same_as_run("model")
     norm: str = same_as_run("norm")
     width: int = same_as_run("width")
-    seed: int = setting(0, "seed of the run the file is for", le=2**63 - 1)
+    seed: int = setting(0, "seed of the run", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
-    overwrite: bool = setting(False, "replace the file if it is there")
+    overwrite: bool = setting(False, "replace the file if it exists")
 
     def validate(self) -> None:
-        """Raise SettingsError naming the flag at fault."""
+        """Raise SettingsError if a flag is invalid."""
         if self.out.exists() and not self.overwrite:
-            raise SettingsError(f"--out: {self.out} is there already: --overwrite replaces it")
+            raise SettingsError(f"--out: {self.out} exists already: --overwrite replaces it")
         if self.out.exists() and not self.out.is_file():
-            raise SettingsError(f"--out: {self.out} is no file")
+            raise SettingsError(f"--out: {self.out} is not a file")
         if self.classes == 1:
-            raise SettingsError("--classes must be 2 or more, or 0 for numbers to predict")
+            raise SettingsError("--classes must be 2 or more, or 0 if the targets are numbers")
         if self.input and not math.prod(parse_shape(self.input)):
             raise SettingsError(f"--input {self.input} has no values")
         if self.input and self.data:
-            raise SettingsError("--input stands for --data: give one or the other")
+            raise SettingsError("--input replaces --data: give only one of them")
         if self.input and math.prod(parse_shape(self.input)) > MAX_PARAMETERS:
-            raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
+            raise SettingsError(f"--input {self.input} has more than {MAX_PARAMETERS} values")
         if self.partial and not self.weights:
-            raise SettingsError("--partial is about --weights: give the file")
+            raise SettingsError("--partial needs --weights")
 
 
 def init(argv: Sequence[str]) -> int:
@@ -87,17 +88,17 @@ def init(argv: Sequence[str]) -> int:
         manifest, digest, taken = _write(config)
     screen.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
     screen.print(_table(manifest))
-    for line in _told(config, taken) if taken else ():
+    for line in _weights_used(config, taken) if taken else ():
         screen.print(line, soft_wrap=True)
     begin = f"ssfl-coordinator --init {config.out}"
     if manifest.rebuildable:
-        screen.print(f"the weights follow from --seed {config.seed}: no client is sent them")
+        screen.print(f"the weights follow from --seed {config.seed} and are not sent to clients")
         begin += f" --seed {config.seed}" if config.seed else ""
     else:
         size = 4 * manifest.size / 1e6
-        screen.print(f"the weights are sent to every client, once: {size:.2f} MB")
+        screen.print(f"the weights are sent once to every client: {size:.2f} MB")
     screen.print(f"manifest {manifest.digest.hex()[:12]}, weights {digest.hex()[:12]}")
-    screen.print(f"written to {config.out}; begin with: {begin}", soft_wrap=True)
+    screen.print(f"written to {config.out}; start the run with: {begin}", soft_wrap=True)
     return int(ExitCode.DONE)
 
 
@@ -149,7 +150,7 @@ def _check(config: InitConfig, taken: "CopiedWeights") -> None:
         )
 
 
-def _told(config: InitConfig, taken: "CopiedWeights") -> Iterator[str]:
+def _weights_used(config: InitConfig, taken: "CopiedWeights") -> Iterator[str]:
     yield f"{len(taken.used)} tensors from {config.weights}"
     if taken.missing:
         yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"

@@ -1,4 +1,4 @@
-"""From a model's manifest back to the network it came from, with the model's weights in it."""
+"""Rebuilds the network of a stored model from its manifest, with the model's weights."""
 
 import json
 import math
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 
     from ssfl.learning.load_task import LoadedTask
 
-HISTORY = "history.json"  # the coordinator's folder has it: with the settings of the run
+HISTORY = "history.json"  # in the coordinator's folder, with the settings of the run
 
 
 def task_of(final: StoredModel, spec: str) -> "LoadedTask":
-    """Return the task of a model: a built-in one, or that of --task if it has the right name."""
+    """Return the task of a model: a built-in one, or that of --task if the names match."""
     from ssfl.learning.load_task import BUILT_IN, IMAGE, load_task
 
     name = final.manifest.model.get("task", IMAGE)
-    if not spec and name not in list(BUILT_IN):  # a list: a file may tell what cannot be hashed
+    if not spec and name not in list(
+        BUILT_IN
+    ):  # a list, since a name from a file may be unhashable
         raise usage_error(
-            f"the model is of the task {name}: give its file, --task path/to/{name}.py"
+            f"the model belongs to the task {name}: give its file, --task path/to/{name}.py"
         )
     task = load_task(spec or name)
     if task.name != name:
         raise ProgramError(
-            f"the model is of the task {name}, and --task {spec} is the task {task.name}",
+            f"the model belongs to the task {name}, but --task {spec} is the task {task.name}",
             ExitCode.BAD_DATA,
         )
     return task
@@ -54,7 +56,9 @@ def build_network(
 
     settings = _settings(final)
     if task.name in BUILT_IN:
-        with torch.device("meta"):  # shapes only: what is too large must not be tried
+        with torch.device(
+            "meta"
+        ):  # shapes only, so that a model that is too large is refused first
             _check(final, task, settings, shard, task.build_model(settings, shard))
     model = task.build_model(settings, shard)
     _check(final, task, settings, shard, model)
@@ -67,24 +71,26 @@ def shard_of_zeros(final: StoredModel) -> Shard:
     shape, classes = (final.manifest.model.get(name) for name in ("input_shape", "num_classes"))
     sizes = shape if isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS else []
     if not sizes or not all(type(n) is int and n > 0 for n in sizes) or type(classes) is not int:
-        raise ModelFileError(f"{final.path}: its manifest does not tell the shape of a sample")
+        raise ModelFileError(f"{final.path}: its manifest has no shape of a sample")
     if math.prod(sizes) > MAX_PARAMETERS:
         raise ModelFileError(f"{final.path}: its samples have more than {MAX_PARAMETERS} values")
     shard = placeholder_shard(tuple(sizes), classes)
     if classes or final.manifest.model.get("task") != "table":
         return shard
-    targets = np.zeros((1, final.manifest.tensors[-1].size), dtype=np.float32)  # of the last layer
+    targets = np.zeros(
+        (1, final.manifest.tensors[-1].size), dtype=np.float32
+    )  # the size of the last layer
     return replace(shard, train_y=targets, val_y=targets[:0], test_y=targets[:0])
 
 
 def _settings(final: StoredModel) -> RunSettings:
-    """Return the run's settings, as far as they are known: a task of one's own may read any."""
-    told = {**_history(final), **network_of(final.manifest)}
-    return apply_recorded(RunSettings(), told, final.path)
+    """Return the known settings of the run; a user's task may read any of them."""
+    recorded = {**_history(final), **network_of(final.manifest)}
+    return apply_recorded(RunSettings(), recorded, final.path)
 
 
 def _history(final: StoredModel) -> dict[str, Any]:
-    """Return the settings in the history beside a model, not checked; nothing if there is none."""
+    """Return the unchecked settings in the history next to a model; {} without a history."""
     file = final.path.with_name(HISTORY)
     try:
         if not file.is_file():
@@ -92,7 +98,7 @@ def _history(final: StoredModel) -> dict[str, Any]:
         history = json.loads(file.read_bytes())
         if history["model_digest"] != final.digests["model_digest"]:
             return {}
-        ours = {one.name for one in fields(RunSettings)}
+        ours = {field.name for field in fields(RunSettings)}
         return {name: value for name, value in history["settings"].items() if name in ours}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(
@@ -103,14 +109,16 @@ def _history(final: StoredModel) -> dict[str, Any]:
 def _check(
     final: StoredModel, task: "LoadedTask", settings: RunSettings, shard: Shard, model: "nn.Module"
 ) -> None:
-    """Raise ModelFileError naming the first tensor that is not the model's."""
+    """Raise ModelFileError with the first tensor that differs from the model's."""
     from ssfl.learning.describe import manifest_of
 
     built = manifest_of(model, task.description(settings, shard))
-    wrong = final.manifest.first_difference(built, rules=False)  # how it began is past
+    wrong = final.manifest.first_difference(
+        built, rules=False
+    )  # the initialization does not matter any more
     if wrong:
         raise ModelFileError(
-            f"the network of the task {task.name} on this data is not the one of {final.path}: "
+            f"the network of the task {task.name} on these data differs from that of {final.path}: "
             f"{wrong}{_hint(final)}"
         )
 

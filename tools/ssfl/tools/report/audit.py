@@ -1,6 +1,6 @@
-"""`ssfl audit`: a run computed again from its journal, and every file of it checked.
+"""`ssfl audit`: recomputes a run from its journal and checks every file.
 
-Reads only, takes no lock: the run may be over, crashed, in progress, or a copied folder.
+It only reads and takes no lock. The run may be over, crashed or in progress, or a copy of one.
 """
 
 import json
@@ -25,16 +25,16 @@ from ssfl.server.run.state import RunState, Step
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
-    "Computes a run again from the journal and the uploads in its coordinator's state directory, "
-    "with the same exact arithmetic, and compares every step with what was committed. Uploads of "
-    "committed steps are there if the coordinator runs with --keep-uploads; every record, "
-    "checksum and digest is checked in any case. Reads only: the run may be in progress."
+    "Recomputes a run from the journal and the uploads in its coordinator's state directory, with "
+    "the same exact arithmetic, and compares every step with the committed result. Uploads of "
+    "committed steps exist only if the coordinator runs with --keep-uploads. Records, checksums "
+    "and digests are always checked. The command only reads; the run may be in progress."
 )
 EPILOG = (
-    "The last line is `same model: yes`, `no`, or why it is not known. Exit codes: 0 nothing "
-    "differs, 3 something differs or is missing, 6 the state directory cannot be read."
+    "The last line is `same model: yes`, `no`, or why it is not known. Exit codes: 0: nothing "
+    "differs; 3: something differs or is missing; 6: the state directory cannot be read."
 )
-TRIES = 5  # while a run goes on: its files may change between two looks
+TRIES = 5  # the files of a running run may change between two reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class AuditConfig:
     state_dir: Path = setting(
         MISSING, "a coordinator's --state-dir, or a copy of it", positional=True
     )
-    json: bool = setting(False, "answer as JSON")
+    json: bool = setting(False, "print JSON")
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found."""
+    """The result of an audit."""
 
-    told: InspectedRun
-    state: RunState | None  # None: nothing has been written yet
+    run: InspectedRun
+    state: RunState | None  # None: the journal is empty
     steps: tuple[StepResult, ...]
-    problems: tuple[str, ...]  # with files that the journal names
+    problems: tuple[str, ...]  # of files that the journal names
 
     @property
     def is_sound(self) -> bool:
@@ -66,7 +66,7 @@ class Audit:
 
     @property
     def same_model(self) -> bool | None:
-        """Whether the newest model is that of the accepted uploads; None: not known."""
+        """True if the newest model is that of the accepted uploads; None if not known."""
         if not self.is_sound:
             bytes_only = all("ledger.csv" in problem for problem in self.problems)
             if not bytes_only or any(step.verdict in BAD for step in self.steps):
@@ -89,74 +89,74 @@ class Audit:
 def audit(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(AuditConfig, argv, None, "ssfl audit", DESCRIPTION, EPILOG)
-    tell: Callable[[str], None] = partial(console().print, soft_wrap=True)
+    report: Callable[[str], None] = partial(console().print, soft_wrap=True)
     if config.json:
-        tell = _say_nothing
+        report = _discard
     try:
         with _progress() as on_upload:
-            found = _audit(config.state_dir, tell, on_upload)
+            found = _audit(config.state_dir, report, on_upload)
     except (StateError, OSError) as error:
         raise ProgramError(str(error), ExitCode.STATE) from error
     if config.json:
         print(json.dumps(_document(found), indent=1))
     else:
         for problem in found.problems:
-            tell(f"wrong: {problem}")
-        tell(found.last_line)
+            report(f"wrong: {problem}")
+        report(found.last_line)
     return int(ExitCode.DONE if found.is_sound else ExitCode.BAD_DATA)
 
 
-def _audit(root: Path, tell: Callable[[str], None], on_upload: OnUpload) -> Audit:
-    """Compute the run again, telling every step; a run that goes on meanwhile is followed."""
-    told = read_state(root)
-    if told.opened is None:
-        return Audit(told, None, (), ())
-    refold = Refold(root, settings_of(told.opened), on_upload)
-    tell(f"run {told.opened.run_id}, begun with ssfl {told.opened.software}")
-    steps, taken = list[StepResult](), 0
+def _audit(root: Path, report: Callable[[str], None], on_upload: OnUpload) -> Audit:
+    """Recompute the run and report every step; continue if the run has advanced."""
+    run = read_state(root)
+    if run.opened is None:
+        return Audit(run, None, (), ())
+    refold = Refold(root, settings_of(run.opened), on_upload)
+    report(f"run {run.opened.run_id}, started with ssfl {run.opened.software}")
+    steps, done = list[StepResult](), 0
     for _ in range(TRIES):
-        for fact in told.facts[taken:]:
+        for fact in run.facts[done:]:
             if result := refold.take(fact):
                 steps.append(result)
-                tell(_line(result))
-        taken, last = len(told.facts), refold.under_way()
+                report(_line(result))
+        done, last = len(run.facts), refold.under_way()
         problems = refold.problems or file_problems(
             root, refold.state, refold.masks, refold.account
         )
         if not problems and (last is None or last.verdict not in BAD):
             break
-        told = read_state(root)
-        if len(told.facts) == taken:
+        run = read_state(root)
+        if len(run.facts) == done:
             break
     if last:
         steps.append(last)
-        tell(_line(last))
-    if told.torn_bytes:
-        tell(
-            f"{told.torn_bytes} bytes behind the last record are not a whole one: it is being "
-            "written, or was cut short by a crash; a coordinator drops them when it starts"
+        report(_line(last))
+    if run.torn_bytes:
+        report(
+            f"{run.torn_bytes} bytes after the last record are an incomplete record: it is being "
+            "written, or a crash cut it off; a coordinator drops them when it starts"
         )
-    return Audit(told, refold.state, tuple(steps), tuple(problems))
+    return Audit(run, refold.state, tuple(steps), tuple(problems))
 
 
-def _say_nothing(_line: str) -> None:
-    """Tell nobody."""
+def _discard(_line: str) -> None:
+    """Print nothing."""
 
 
-def _line(one: StepResult) -> str:
-    made = f"mask {one.mask_digest[:12]}" if one.work is Work.SCORE else ""
-    made = made or f"model {one.base_digest[:12]}"
-    again = f" (attempt {one.attempt})" if one.attempt else ""
-    problem = f": {one.problem}" if one.problem else ""
-    clients = f"{one.clients} client" + "s" * (one.clients != 1)
+def _line(step: StepResult) -> str:
+    made = f"mask {step.mask_digest[:12]}" if step.work is Work.SCORE else ""
+    made = made or f"model {step.base_digest[:12]}"
+    again = f" (attempt {step.attempt})" if step.attempt else ""
+    problem = f": {step.problem}" if step.problem else ""
+    clients = f"{step.clients} client" + "s" * (step.clients != 1)
     return (
-        f"step {one.step:>4}  {one.work:<11}  round {one.round_number:>4}{again}  {clients:>12}"
-        f"  {made:<18}  {one.verdict}{problem}"
+        f"step {step.step:>4}  {step.work:<11}  round {step.round_number:>4}{again}  {clients:>12}"
+        f"  {made:<18}  {step.verdict}{problem}"
     )
 
 
 def _document(found: Audit) -> dict[str, Any]:
-    state, opened = found.state, found.told.opened
+    state, opened = found.state, found.run.opened
     return {
         "run_id": opened.run_id if opened else "",
         "software": opened.software if opened else "",
@@ -164,7 +164,7 @@ def _document(found: Audit) -> dict[str, Any]:
         "rounds_done": state.rounds_done if state else 0,
         "model_digest": state.base_digest if state else "",
         "same_model": found.same_model,
-        "torn_bytes": found.told.torn_bytes,
+        "torn_bytes": found.run.torn_bytes,
         "problems": found.problems,
         "steps": [asdict(step) for step in found.steps],
     }
@@ -172,12 +172,12 @@ def _document(found: Audit) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[OnUpload]:
-    """Show which upload is being read, on a terminal: a step of a large model takes a while."""
+    """Show the upload that is being read, if stderr is a terminal."""
     errors = console(stderr=True)
     with Status("", console=errors) as status:
 
         def on_upload(step: Step, done: int) -> None:
-            all_of_them = len(step.closed or ())
-            status.update(f"step {step.number}: upload {done + 1} of {all_of_them}")
+            uploads = len(step.closed or ())
+            status.update(f"step {step.number}: upload {done + 1} of {uploads}")
 
         yield on_upload

@@ -1,4 +1,4 @@
-"""`ssfl report`: what a run came to as one HTML file, or two runs beside each other."""
+"""`ssfl report`: the report of a run as one HTML file, or the comparison of two runs."""
 
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,28 +21,28 @@ from ssfl.tools.report.compare import comparison_document
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
-    "Makes the report of a run from what its coordinator wrote: one HTML file that needs nothing "
-    "else, and the same as JSON and CSV. Of a run that is not over, name the coordinator's state "
-    "directory. With two runs, the report compares them."
+    "Writes the report of a run from the files of its coordinator: one self-contained HTML file, "
+    "and the same as JSON and CSV. If the run is not over, name the coordinator's state directory. "
+    "With two runs, the report compares them."
 )
 EPILOG = (
-    "A run's own report is written into its folder; that of a state directory, or of two runs, "
-    "into the current one. --out names another HTML file. JSON and CSV go beside it: with x.html, "
-    "x.json, x-rounds.csv, x-evaluations.csv and x-clients.csv; a comparison has no CSV."
+    "The report of a run is written into its folder; that of a state directory, or of two runs, "
+    "into the current folder. --out names another HTML file. JSON and CSV files go next to it: for "
+    "x.html, x.json, x-rounds.csv, x-evaluations.csv and x-clients.csv. A comparison has no CSV."
 )
 SHOWN = 12  # runs listed before "…"
 _DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
-LEFT = "a coordinator writes history.json into runs/<run>/coordinator/"
+WHERE_RUNS_ARE = "a coordinator writes history.json into runs/<run>/coordinator/"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportConfig:
-    """Which run, or which two."""
+    """Which run, or which two runs."""
 
     run: Path = setting(MISSING, "the folder of a run, or a state directory", positional=True)
-    other: str = setting("", "another, to compare the first with", positional=True)
+    other: str = setting("", "another run to compare with", positional=True)
     out: str = setting("", "the HTML file to write", metavar="FILE")
-    json: bool = setting(False, "print the report as JSON, write nothing")
+    json: bool = setting(False, "print the report as JSON and write no files")
     open: bool = setting(False, "show the report in a browser")
 
 
@@ -60,7 +60,7 @@ def report(argv: Sequence[str]) -> int:
     if written:
         console().print(f"report: {written}", soft_wrap=True)
         if config.open and not webbrowser.open(written.absolute().as_uri()):
-            console().print("no browser could be started: open the file yourself")
+            console().print("no browser could be started: open the file by hand")
     return int(ExitCode.DONE)
 
 
@@ -91,7 +91,7 @@ def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path | None:
 
 @contextmanager
 def _writing(html: Path) -> Iterator[None]:
-    """Say which file could not be written: the one asked for, not its temporary one."""
+    """Raise ProgramError with the name of the report if it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -106,25 +106,25 @@ def _print(document: Mapping[str, Any]) -> None:
     print(to_json(document).decode(), end="")
 
 
-def _html(config: ReportConfig, usual: str) -> Path:
-    html = Path(config.out or usual)
+def _html(config: ReportConfig, default: str) -> Path:
+    html = Path(config.out or default)
     if html.suffix.lower() not in (".html", ".htm"):
         raise ProgramError(f"--out must end in .html, got {html}", ExitCode.USAGE)
     return html
 
 
 def write_comparison(html: Path, document: Mapping[str, Any]) -> None:
-    """Write the HTML file of two runs compared, and its JSON beside it."""
+    """Write the HTML file of a comparison, and its JSON next to it."""
     write_atomic(html, page(document["title"], document))
     write_atomic(html.with_suffix(".json"), to_json(document))
 
 
 def open_run(where: Path) -> Source:
-    """Return the run in, or just below, a folder; ReportError says what would do."""
+    """Return the run in or just below a folder; raise ReportError with the remedy."""
     if where.name == HISTORY:
         where = where.parent
     if not where.is_dir():
-        raise ReportError(f"there is no folder {where}: {LEFT}{_nearby(Path('runs'))}")
+        raise ReportError(f"there is no folder {where}: {WHERE_RUNS_ARE}{_nearby(Path('runs'))}")
     for pattern in (".", "coordinator", "*/coordinator", "models/*/coordinator"):
         if found := _only(where, pattern):
             return open_folder(found)
@@ -134,20 +134,21 @@ def open_run(where: Path) -> Source:
     if found := _only(where, "runs/*/coordinator"):
         return open_folder(found)
     raise ReportError(
-        f"{where} is not a run: it holds neither {HISTORY} nor a journal; {LEFT}{_nearby(where)}"
+        f"{where} is not a run: it has neither {HISTORY} nor a journal; "
+        f"{WHERE_RUNS_ARE}{_nearby(where)}"
     )
 
 
 def _only(where: Path, pattern: str) -> Path | None:
-    """Return the folder of results that fits; ReportError if several do."""
-    found = [one.parent for one in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
+    """Return the result folder that matches; raise ReportError if several do."""
+    found = [file.parent for file in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
     if len(found) > 1:
-        raise ReportError(f"{where} holds several runs: name one of them{_nearby(where)}")
+        raise ReportError(f"{where} has several runs: name one of them{_nearby(where)}")
     return found[0] if found else None
 
 
 def _newest(state: Source, runs: Path) -> Source:
-    """Return the results of a state's run, where it has left some, else the state."""
+    """Return the results of the run of a state directory if there are some, else the state."""
     results = runs / state.told["run_id"] / "coordinator"
     return open_folder(results) if (results / HISTORY).is_file() else state
 
@@ -156,4 +157,4 @@ def _nearby(folder: Path) -> str:
     below = (file for depth in _DEPTHS for file in folder.glob(f"{depth}/{HISTORY}"))
     found = sorted(str(file.parent) for file in islice(below, SHOWN + 1))
     more = " …" if len(found) > SHOWN else ""
-    return f"; there are: {', '.join(found[:SHOWN])}{more}" if found else ""
+    return f"; runs are in {', '.join(found[:SHOWN])}{more}" if found else ""

@@ -1,4 +1,4 @@
-"""Two runs beside each other: settings, accuracy at equal rounds and bytes, bytes, times, masks."""
+"""Comparison of two runs: settings, accuracy at equal rounds and bytes, bytes, times, masks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,37 +13,37 @@ from ssfl.server.report.run_view import sent_bytes
 from ssfl.server.report.source import Source
 
 FORMAT = 1
-LINES = 12  # of what is compared at equal rounds, or bytes
+LINES = 12  # of the comparison at equal rounds, or at equal bytes
 _KEPT = (
     "run_id", "software", "verdict", "rounds_done", "quality", "curve", "evaluations", "times",
     "bytes", "mask", "model_digest", "strategy", "encodings",
 )  # fmt: skip
 
-Point = tuple[float, float]  # where a model was tested, and what came out
+Point = tuple[float, float]  # rounds or bytes at which a model was tested, and the result
 
 
 def comparison_document(
     first: Source, second: Source, names: tuple[str, str] = ("A", "B")
 ) -> dict[str, Any]:
-    """Return everything that the report of two runs shows."""
+    """Return the content of the report of two runs."""
     reports = report_document(first), report_document(second)
-    measure = "accuracy" if all(_tests(one, "accuracy") for one in reports) else "loss"
-    by_round = [_tests(one, measure) for one in reports]
-    by_bytes = [_tests(one, measure, over="bytes") for one in reports]
+    measure = "accuracy" if all(_tests(report, "accuracy") for report in reports) else "loss"
+    by_round = [_tests(report, measure) for report in reports]
+    by_bytes = [_tests(report, measure, over="bytes") for report in reports]
     return {
         "format": FORMAT,
         "kind": "comparison",
         "title": f"ssfl runs {first.told['run_id']} and {second.told['run_id']}",
         "names": list(names),
-        "runs": [{key: one[key] for key in _KEPT} for one in reports],
+        "runs": [{key: report[key] for key in _KEPT} for report in reports],
         "settings": [
             *_differing(first.told["settings"], second.told["settings"]),
-            *_coded_otherwise(*(one["encodings"] for one in reports)),
+            *_encoding_differences(*(report["encodings"] for report in reports)),
         ],
         "measure": measure,
         "at_equal_rounds": _at_equal(by_round, whole=True),
         "at_equal_bytes": _at_equal(by_bytes, whole=False),
-        "ledger": _ledger(*(one["bytes"]["rows"] for one in reports)),
+        "ledger": _ledger(*(report["bytes"]["rows"] for report in reports)),
         "overlap": _overlap(first, second),
     }
 
@@ -56,8 +56,10 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-def _coded_otherwise(one: Mapping[str, list[str]], other: Mapping[str, list[str]]) -> list[Entry]:
-    """Return how values travelled, where that differs: by --reference-coding, or by the links."""
+def _encoding_differences(
+    one: Mapping[str, list[str]], other: Mapping[str, list[str]]
+) -> list[Entry]:
+    """Return the encodings of values that differ, through --reference-coding or the links."""
     return [
         {
             "name": f"encoding of values {way}",
@@ -69,15 +71,15 @@ def _coded_otherwise(one: Mapping[str, list[str]], other: Mapping[str, list[str]
 
 
 def _tests(report: Mapping[str, Any], measure: str, over: str = "rounds") -> list[Point]:
-    """Return where the run's models were tested: after rounds, or after bytes sent.
+    """Return the tests of the run's models, by rounds done or by bytes sent.
 
-    Of the same model, the test by all clients counts, not that by the round's.
+    If a model was tested twice, the test by all clients counts.
     """
     curve, evaluations = report["curve"], report["evaluations"]
     found = {point["round"]: point[measure] for point in curve}
     found |= {point["rounds_done"]: point[measure] for point in evaluations}
     places = {rounds: rounds for rounds in found}
-    if over == "bytes":  # an evaluation by all has its own bytes behind it, too: the model's count
+    if over == "bytes":  # count the bytes of the model, not those of its evaluation
         places = {point["rounds_done"]: point["sent_bytes"] for point in evaluations}
         places |= {point["round"]: point["sent_bytes"] for point in curve}
     tests = {places[rounds]: value for rounds, value in found.items()}
@@ -85,7 +87,7 @@ def _tests(report: Mapping[str, Any], measure: str, over: str = "rounds") -> lis
 
 
 def _at_equal(runs: Sequence[Sequence[Point]], *, whole: bool) -> list[Entry]:
-    """Return what each run had come to, at places up to the end of the shorter one."""
+    """Return the results of both runs at equal places, up to the end of the shorter run."""
     if not all(runs):
         return []
     low, high = max(points[0][0] for points in runs), min(points[-1][0] for points in runs)
@@ -106,7 +108,7 @@ def _newest(points: Sequence[Point], place: float) -> float:
 
 
 def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    """Return both runs' bytes by phase and direction, whatever their encodings."""
+    """Return the bytes of both runs by phase and direction, over all encodings."""
     places = {(row["phase"], row["direction"]) for rows in ledgers for row in rows}
     return [
         _ledger_line(phase, direction, ledgers)
@@ -119,20 +121,20 @@ def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:
 def _ledger_line(
     phase: str, direction: str, ledgers: Sequence[Sequence[Mapping[str, Any]]]
 ) -> Entry:
-    there = [
+    matching = [
         [row for row in rows if (row["phase"], row["direction"]) == (phase, direction)]
         for rows in ledgers
     ]
     sums = {
-        count: [sum(row.get(count) or 0 for row in rows) for rows in there]
+        count: [sum(row.get(count) or 0 for row in rows) for rows in matching]
         for count in ("payload_bytes", "message_bytes", "socket_bytes")
     }
-    sent = [sent_bytes(rows) for rows in there]
+    sent = [sent_bytes(rows) for rows in matching]
     counted = sums["socket_bytes"] if phase == CONNECTION else sent
     return {
         "phase": phase,
         "direction": direction,
-        "encodings": [sorted({row["encoding"] for row in rows} - {""}) for rows in there],
+        "encodings": [sorted({row["encoding"] for row in rows} - {""}) for rows in matching],
         **sums,
         "bytes": counted,
         "ratio": counted[1] / counted[0] if counted[0] else None,
@@ -140,11 +142,11 @@ def _ledger_line(
 
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
-    """Return which share of the weights that one mask keeps the other keeps, too."""
+    """Return the overlap of the two masks, in all and by layer."""
     if "fedavg" in (source.told["settings"].get("strategy") for source in (first, second)):
         return {"why_not": "strategy fedavg has no mask", "layers": []}
     if first.model is None or second.model is None:
-        return {"why_not": "a run has left no mask", "layers": []}
+        return {"why_not": "a run has no mask", "layers": []}
     (manifest, one), (theirs, other) = first.model, second.model
     if [(t.name, t.shape) for t, _ in manifest.masked()] != [
         (t.name, t.shape) for t, _ in theirs.masked()
@@ -163,7 +165,7 @@ def _overlap(first: Source, second: Source) -> dict[str, Any]:
 
 
 def _share(kept: Sequence[int], common: int, size: int) -> Entry:
-    """Return how many of the weights that either keeps both keep; `chance`: if drawn freely."""
+    """Return the share of the weights of either mask that both keep; `chance`: of random masks."""
     drawn = kept[0] * kept[1] / size if size else 0.0
     either = sum(kept) - common
     return {

@@ -1,4 +1,4 @@
-"""Pictures of a run, from its history."""
+"""Charts of a run, from its history."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +20,9 @@ History = Mapping[str, Any]
 
 
 def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
-    """Draw pooled accuracy against all megabytes so far, both directions, one-off included.
+    """Draw pooled accuracy against the megabytes sent in both directions, one-off bytes included.
 
-    Where the task has no accuracy, the loss is drawn. False: nothing was ever tested.
+    If the task has no accuracy, draw the loss. Return False if no model was tested.
     """
     curves = {name: accuracy_curve(history) for name, history in histories.items()}
     what, unit = "pooled test accuracy, %", " %"
@@ -43,12 +43,12 @@ def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
             marker=chosen[name].marker,
             markersize=4,
         )
-    floor = accuracy_floor([one for _, values in curves.values() for one in values])
+    floor = accuracy_floor([value for _, values in curves.values() for value in values])
     if unit and floor is not None:
-        most = max(max(values) for _, values in curves.values())
-        ticks = [tick for tick in MaxNLocator(6).tick_values(floor, most) if tick <= 100]
+        highest = max(max(values) for _, values in curves.values())
+        ticks = [tick for tick in MaxNLocator(6).tick_values(floor, highest) if tick <= 100]
         axes.set_yticks(ticks)
-        axes.set_ylim(ticks[0], max(most, ticks[-1]) + 0.03 * (most - ticks[0]))
+        axes.set_ylim(ticks[0], max(highest, ticks[-1]) + 0.03 * (highest - ticks[0]))
         what += f"\n(the axis begins at {ticks[0]:g} %)"
     axes.set_xlabel("megabytes sent so far, both directions, one-off costs included")
     axes.set_ylabel(what)
@@ -62,11 +62,11 @@ def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
 def accuracy_curve(
     history: History, what: str = "pooled", scale: float = 100.0
 ) -> tuple[list[float], list[float]]:
-    """Return megabytes so far and pooled accuracy in percent, at every round and at the end."""
+    """Return megabytes sent and pooled accuracy in percent, at every round and at the end."""
     megabytes, values, so_far = [], [], 0.0
     for entry in history["rounds"]:
         if entry[what] is not None:
-            megabytes.append(so_far)  # the base was tested before the round's bytes were spent
+            megabytes.append(so_far)  # the base was tested before the bytes of the round were sent
             values.append(scale * entry[what])
         so_far = _total(entry["ledger"])
     if history["evaluations"] and history["evaluations"][-1][what] is not None:
@@ -76,17 +76,17 @@ def accuracy_curve(
 
 
 def plot_layers(history: History, path: Path) -> None:
-    """Draw how much of every masked tensor is kept."""
+    """Draw the density of every masked tensor."""
     layers = history["mask"]["layers"]
     names = list(layers)
     shares = [100 * layer["kept"] / layer["size"] for layer in layers.values()]
     figure, axes = plt.subplots(figsize=(7, 1.4 + 0.32 * len(names)), layout="constrained")
     axes.barh(names, shares, color=SSFL)
-    # Labels stand to the right of the axes, where the line of the mean cannot cross them.
-    beside = axes.get_yaxis_transform()
+    # Labels are to the right of the axes, so that the line of the mean does not cross them.
+    right_of_axes = axes.get_yaxis_transform()
     for place, layer in enumerate(layers.values()):
         text = f"{layer['kept']:,} of {layer['size']:,}"
-        axes.text(1.01, place, text, transform=beside, va="center", fontsize=8)
+        axes.text(1.01, place, text, transform=right_of_axes, va="center", fontsize=8)
     mean = 100 * history["mask"]["num_kept"] / history["mask"]["num_masked"]
     axes.axvline(mean, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, max(*shares, mean) * 1.03)
@@ -97,7 +97,7 @@ def plot_layers(history: History, path: Path) -> None:
 
 
 def plot_densities(history: History, path: Path) -> None:
-    """Draw what each sparsity would cost, and how thin its thinnest layer would be."""
+    """Draw the bytes of each sparsity, and the density of its thinnest layer."""
     rows = history["densities"]
     names = [f"{100 * float(row['sparsity']):g} %" for row in rows]
     chosen = history["mask"]["num_kept"]
@@ -105,10 +105,10 @@ def plot_densities(history: History, path: Path) -> None:
     figure = plt.figure(figsize=(9, 1.4 + 0.36 * len(rows)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     kilobytes = [row["update_bytes"] / 1000 for row in rows]
-    thin = [100 * row["thinnest"]["kept"] / row["thinnest"]["size"] for row in rows]
+    thinnest = [100 * row["thinnest"]["kept"] / row["thinnest"]["size"] for row in rows]
     for axes, widths, labels in (
         (left, kilobytes, [f"{size:,.1f}" for size in kilobytes]),
-        (right, thin, [row["thinnest"]["name"] for row in rows]),
+        (right, thinnest, [row["thinnest"]["name"] for row in rows]),
     ):
         axes.barh(names, widths, color=colours)
         for place, label in enumerate(labels):
@@ -129,7 +129,7 @@ def plot_densities(history: History, path: Path) -> None:
 
 
 def plot_timeline(history: History, path: Path, last: int = 6) -> None:
-    """Draw the last rounds by client: waiting for the task, working, sending."""
+    """Draw the last rounds by client: waiting, working and transfers."""
     rounds = history["rounds"][-last:]
     clients = sorted({row["client"] for entry in rounds for row in entry["clients"]})
     figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * len(clients)), layout="constrained")
@@ -146,7 +146,7 @@ def plot_timeline(history: History, path: Path, last: int = 6) -> None:
     axes.set_yticks(range(len(clients)), clients)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.set_title("Who did what when", pad=20)
+    axes.set_title("Timeline of the clients", pad=20)
     handles = [
         Patch(color=WAITING, label="waits for the task"),
         Patch(color=TRAINING, label="tests and trains"),

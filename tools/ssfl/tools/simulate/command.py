@@ -1,4 +1,4 @@
-"""`ssfl simulate`: many runs (settings x seeds) in one command, on this machine, no sockets."""
+"""`ssfl simulate`: many runs (settings x seeds) on this machine, without sockets."""
 
 import json
 from collections.abc import Mapping, Sequence, Set
@@ -36,9 +36,9 @@ DESCRIPTION = (
     "finished run is stored at once; a study that is started again resumes where it stopped."
 )
 EXPLANATION = """\
-In mode exact a run ends with the bits of ssfl-coordinator and its clients, and with their count \
-of payload bytes. In mode fast the clients of small models are computed together: the same \
-method, other rounding.
+In mode exact a run ends with the bits of ssfl-coordinator and its clients. In mode fast the \
+clients of small models are computed together: the same method, other rounding. Payload bytes are \
+those that the service sends over a network.
 
 The data of a run are cut by its seed. --late-clients join before round --late-round; with \
 --late-classes they alone have these classes.
@@ -47,18 +47,17 @@ For example: ssfl simulate --clients 8 --rounds 10 --seeds 3
 
 For example: ssfl simulate sweep.toml --out runs/sweep
 
-with seeds = 3, [data], [settings] and, in sweep.toml, [grid] with lists (sparsity = [0.5, 0.9]): \
-all combinations are run. [[variant]] tables with a name are alternatives that multiply with \
-them."""
+sweep.toml has seeds = 3, [data], [settings] and [grid] with lists (sparsity = [0.5, 0.9]): all \
+combinations are run. Each combination is run once per [[variant]] table, which has a name."""
 NOT_HERE = {
-    "seed": "is --seeds here: how many (5), or which (0,1,2; 7, is seed 7 alone)",
-    "reproducible": "is no setting here: a simulated run always is",
+    "seed": "is --seeds here: a number (5) or a list (0,1,2; 7, is seed 7 alone)",
+    "reproducible": "is not a setting here: a simulated run always is reproducible",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DataFlags:
-    """The fields of a study's data, as flags; `data` is their `source`."""
+    """The fields of DataSpec as flags; `data` is its `source`."""
 
     data: str = setting(
         "digits", "a known data set, or a folder written by `ssfl shards`", metavar="NAME"
@@ -86,7 +85,7 @@ class DataFlags:
 
 @dataclass(frozen=True, slots=True)
 class SimulateConfig:
-    """What to simulate, and where to; data and settings of a run are flags, too."""
+    """What to simulate, and where to store it; data and run settings are also flags."""
 
     grid: Path | None = field(
         default=None,
@@ -114,7 +113,7 @@ class SimulateConfig:
 OPTIONS = (
     *options_of(SimulateConfig),
     *options_of(DataFlags),
-    *(one for one in options_of(RunSettings) if one.name not in STUDY_SETTINGS),
+    *(option for option in options_of(RunSettings) if option.name not in STUDY_SETTINGS),
 )
 
 
@@ -147,12 +146,12 @@ def simulate(argv: Sequence[str]) -> int:
     if values.get("json"):
         print(json.dumps(summary_of(results), indent=1))
     else:
-        _tell(results, out)
+        _print_results(results, out)
     return _exit_code(results)
 
 
 def _study(values: Mapping[str, Value]) -> Study:
-    """Return the study of the file, if there is one, with what the flags say of all its runs."""
+    """Return the study of the file, if there is one, with the values of the flags."""
     grid, seeds = values.get("grid"), values.get("seeds")
     study = read_grid(grid) if isinstance(grid, Path) else Study()
     fixed = {"source" if key == "data" else key: value for key, value in values.items()}
@@ -163,7 +162,7 @@ def _study(values: Mapping[str, Value]) -> Study:
 
 
 def _need_devices(names: Set[str]) -> bool:
-    """Raise DeviceError if one is not here, before anything is run; tell whether one is a GPU."""
+    """Raise DeviceError if a device is missing; return True if one is a GPU."""
     if names <= {CPU}:
         return False
     from ssfl.learning.device import choose_device
@@ -173,24 +172,23 @@ def _need_devices(names: Set[str]) -> bool:
 
 
 def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResult]:
-    with StudyProgress(f"{_counted(specs)}, results in {out}") as progress:
+    with StudyProgress(f"{_run_count(specs)}, results in {out}") as progress:
         try:
             return run_all(specs, out, workers, progress)
         except (KeyboardInterrupt, Terminated):
-            progress.say(
-                f"stopped: {progress.done} of the runs to go are stored, those under way are "
-                "not; the same command again goes on from there"
+            progress.print_line(
+                f"stopped: {progress.done} of the runs to go are stored; the same command resumes"
             )
             raise
 
 
-def _counted(specs: Sequence[RunSpec]) -> str:
+def _run_count(specs: Sequence[RunSpec]) -> str:
     names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
     parts = [plural(len(names), "configuration"), plural(len(seeds), "seed")]
     return f"{plural(len(specs), 'run')} ({' x '.join(parts)})"
 
 
-def _tell(results: Sequence[RunResult], out: Path) -> None:
+def _print_results(results: Sequence[RunResult], out: Path) -> None:
     screen = console()
     screen.print(study_table(results, screen.width))
     for result in results:
@@ -199,7 +197,7 @@ def _tell(results: Sequence[RunResult], out: Path) -> None:
                 f"failed: {printable(f'{result.spec.label}: {result.error}')}", soft_wrap=True
             )
     if any(result.error for result in results):
-        screen.print("the same command again runs those that failed once more")
+        screen.print("the same command runs the failed ones again")
     if len(results) == 1 and not results[0].error:
         screen.print(f"model digest  {results[0].outcome['model_digest']}")
     screen.print(f"results       {out}/{SUMMARY}, {TABLE} and {RUNS}/", soft_wrap=True)

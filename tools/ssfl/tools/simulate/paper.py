@@ -1,4 +1,4 @@
-"""`ssfl paper`: the paper's claims, tried on this machine in minutes."""
+"""`ssfl paper`: tests the paper's claims on this machine in minutes."""
 
 import json
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from ssfl.tools.local.local_run import require_modules
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
-    "Tries the paper's claims at a small scale: every experiment says what the paper claims and "
-    "what came out here, draws it, and stores its numbers. All runs are simulated in mode fast, "
-    "shared between experiments, stored one by one and gone on with after a stop."
+    "Tests the paper's claims at a small scale. Every experiment prints the claim and the result, "
+    "draws a chart and stores the numbers. All runs are simulated in mode fast, shared between "
+    "experiments and stored one by one; after a stop, the same command resumes."
 )
 SEEDS = 5
 SOURCES = ("fashion-mnist", "mnist", "cifar10", "digits")
@@ -33,10 +33,10 @@ SOURCES = ("fashion-mnist", "mnist", "cifar10", "digits")
 
 @dataclass(frozen=True, slots=True)
 class PaperConfig:
-    """Which experiments, on which data, where to."""
+    """Which experiments, on which data, and where to store them."""
 
-    only: str = setting("", "names of experiments, with commas between; default: all")
-    seeds: int = setting(SEEDS, "how many seeds; 5 are the least for an interval worth its name",
+    only: str = setting("", "names of experiments, separated by commas; default: all")
+    seeds: int = setting(SEEDS, "number of seeds; use at least 5 for a useful interval",
                          ge=1, le=1000)  # fmt: skip
     data: str = setting(
         "", "fashion-mnist, mnist, cifar10 or digits; default: fashion-mnist, or digits without it"
@@ -45,7 +45,7 @@ class PaperConfig:
     workers: int = setting(0, "runs at once; 0: one per core", le=1024)
 
     def validate(self) -> None:
-        """Nothing depends on anything else."""
+        """Accept every combination."""
 
 
 def paper(argv: Sequence[str]) -> int:
@@ -73,14 +73,16 @@ def _run(config: PaperConfig) -> int:
     for name in names:
         if name not in EXPERIMENTS:
             known = ", ".join(EXPERIMENTS)
-            raise usage_error(f"--only: there is no experiment {name}; there are: {known}")
+            raise usage_error(
+                f"--only: there is no experiment {name}; the experiments are: {known}"
+            )
     if config.data and config.data not in SOURCES:
         raise usage_error(f"--data must be one of {', '.join(SOURCES)}, got {config.data!r}")
     chosen = [EXPERIMENTS[name] for name in names]
     recipe = Recipe.quick(tuple(range(config.seeds)), config.data)
     specs: dict[tuple[str, int], RunSpec] = {}
-    for one in (spec for experiment in chosen for spec in experiment.specs(recipe)):
-        assert specs.setdefault((one.name, one.seed), one) == one, "one name, one configuration"
+    for spec in (spec for experiment in chosen for spec in experiment.specs(recipe)):
+        assert specs.setdefault((spec.name, spec.seed), spec) == spec, "one name, one configuration"
     with StudyProgress(f"{len(specs)} runs of {recipe.title}, results in {config.out}") as progress:
         results = run_all(list(specs.values()), config.out, config.workers, progress)
     if failed := [result for result in results if result.error]:
@@ -104,18 +106,23 @@ def _run(config: PaperConfig) -> int:
         text = json.dumps(_rounded(document), indent=1, allow_nan=False)
         write_atomic(config.out / f"{experiment.name}.json", text.encode())
         experiment.draw(document, config.out / f"{experiment.name}.png")
-        _tell(document, screen)
+        _print_experiment(document, screen)
     cpu = sum(result.outcome["cpu_seconds"] for result in results)
     screen.print(
         f"results: {config.out}/*.json and *.png; {len(results)} runs, {cpu:.0f} CPU seconds"
     )
-    missed = [row["label"] for one in documents for row in one["rows"] if row.get("met") is False]
+    missed = [
+        row["label"]
+        for document in documents
+        for row in document["rows"]
+        if row.get("met") is False
+    ]
     if missed:
         screen.print(f"not reached: {'; '.join(missed)}")
     return int(ExitCode.DONE)
 
 
-def _tell(document: dict[str, Any], screen: Console) -> None:
+def _print_experiment(document: dict[str, Any], screen: Console) -> None:
     screen.print()
     screen.print(Text(f"{document['title']} ({document['experiment']}.png)", style="bold"))
     screen.print(f"the paper: {document['paper']}", highlight=False)
@@ -139,13 +146,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return numbers with six digits after the point: the file is for people, too."""
+    """Return the value with numbers rounded to six digits after the point."""
     if isinstance(value, float):
-        return round(value, 6) if value == value else None  # nan: of one seed
+        return round(value, 6) if value == value else None  # nan: the interval of a single seed
     if isinstance(value, dict):
-        return {str(key): _rounded(one) for key, one in value.items()}
+        return {str(key): _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return value
 
 

@@ -1,4 +1,4 @@
-"""A study as people see it: how far it is, and what came out."""
+"""Progress and results of a study on the terminal."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ from ssfl.study.sweep import RunResult
 from ssfl.tools.terminal import console
 
 NONE = "·"
-SHOWN = 4  # runs under way that are named
-LINE_S = 30.0  # without a terminal: the longest silence
+MAX_SHOWN = 4  # running runs that are named
+MAX_SILENCE_S = 30.0  # between two lines without a terminal
 
-WIDE = 100  # columns of a screen that shows all there is
+WIDE = 100  # columns of a screen that shows every column of the table
 SHOWN_ACCURACIES = {
     "pooled %": f"pooled_last_{LAST}",
     "mean %": f"mean_last_{LAST}",
@@ -32,7 +32,7 @@ SHOWN_ACCURACIES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: where its numbers are, and how they are written."""
+    """A column of the table: the keys of its number, and its format."""
 
     keys: tuple[str, ...]
     factor: float
@@ -52,14 +52,14 @@ class Column:
 
 
 class StudyProgress:
-    """A bar on a terminal, lines elsewhere; on stderr, so that stdout has the results alone."""
+    """A progress bar on a terminal, lines elsewhere; on stderr, since stdout has the results."""
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
-        self.done = 0  # runs that are over, of those that were to go
+        self.done = 0  # runs that have ended, of those to run
         self._console = console(stderr=True)
         self._clock = clock
-        self._began_s = self._said_s = clock()
+        self._began_s = self._printed_s = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -69,8 +69,8 @@ class StudyProgress:
             transient=True,
         )
         self._task: TaskID | None = None
-        self._rounds: dict[str, int] = {}  # of each run under way
-        self._totals: dict[str, int] = {}  # of each run there is to do
+        self._rounds: dict[str, int] = {}  # rounds done, by running run
+        self._totals: dict[str, int] = {}  # rounds to do, by run
         self._rounds_done = 0
 
     def __enter__(self) -> Self:
@@ -82,9 +82,9 @@ class StudyProgress:
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
         self._totals = {spec.label: spec.run_settings().rounds for spec in todo}
-        self._began_s = self._said_s = self._clock()
+        self._began_s = self._printed_s = self._clock()
         before = f"; {reused:,} stored before, {len(todo):,} to go" if reused else ""
-        self.say(self._title + before)
+        self.print_line(self._title + before)
         if todo and self._console.is_terminal:
             total = sum(self._totals.values())
             self._task = self._bar.add_task("", total=total, left="", running="")
@@ -95,8 +95,8 @@ class StudyProgress:
         self._rounds_done += rounds_done - self._rounds.get(spec.label, 0)
         self._rounds[spec.label] = rounds_done
         self._show()
-        if self._task is None and self._clock() - self._said_s >= LINE_S:
-            self.say(f"{self._runs()}, {self._running()}{self._left(', ')}")
+        if self._task is None and self._clock() - self._printed_s >= MAX_SILENCE_S:
+            self.print_line(f"{self._runs()}, {self._running()}{self._left(', ')}")
 
     def run_done(self, result: RunResult) -> None:
         label = result.spec.label
@@ -104,30 +104,32 @@ class StudyProgress:
         self.done += 1
         self._show()
         if result.error:
-            self.say(f"{self._runs()}: {label} failed: {result.error}")
+            self.print_line(f"{self._runs()}: {label} failed: {result.error}")
         elif self._task is None:
             seconds = f"{result.outcome['seconds']:.1f} s"
-            self.say(f"{self._runs()}: {label}, {_in_short(result)}, {seconds}{self._left('; ')}")
+            self.print_line(
+                f"{self._runs()}: {label}, {_result_text(result)}, {seconds}{self._left('; ')}"
+            )
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         self._console.print(Text(printable(text)), soft_wrap=True)
-        self._said_s = self._clock()
+        self._printed_s = self._clock()
 
     def _runs(self) -> str:
         return f"{self.done} of {plural(len(self._totals), 'run')}"
 
     def _running(self) -> str:
-        running = [f"{one}: round {done}/{self._totals[one]}" for one, done in self._rounds.items()]
-        more = f" and {len(running) - SHOWN} more" if len(running) > SHOWN else ""
-        return "; ".join(running[:SHOWN]) + more
+        running = [f"{run}: round {done}/{self._totals[run]}" for run, done in self._rounds.items()]
+        more = f" and {len(running) - MAX_SHOWN} more" if len(running) > MAX_SHOWN else ""
+        return "; ".join(running[:MAX_SHOWN]) + more
 
     def _left(self, before: str = "") -> str:
-        """Say how long the rounds to go take if they take as long as those that are done."""
-        togo = sum(self._totals.values()) - self._rounds_done
-        if not togo or not self._rounds_done:
+        """Return the estimated time left, from the mean time of a round."""
+        remaining = sum(self._totals.values()) - self._rounds_done
+        if not remaining or not self._rounds_done:
             return ""
-        seconds = (self._clock() - self._began_s) * togo / self._rounds_done
+        seconds = (self._clock() - self._began_s) * remaining / self._rounds_done
         return f"{before}about {_duration(seconds)} left"
 
     def _show(self) -> None:
@@ -142,7 +144,7 @@ class StudyProgress:
 
 
 def study_table(results: Sequence[RunResult], width: int) -> Table:
-    """Return a row per configuration, mean ± sd over its seeds, for a screen so wide."""
+    """Return a table with mean ± sd over seeds by configuration, for `width` columns."""
     rows = configurations(results)
     columns = _columns(rows, narrow=width < WIDE)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
@@ -162,7 +164,7 @@ def study_table(results: Sequence[RunResult], width: int) -> Table:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Column]:
-    """Return how good the models are, and what they cost, by heading."""
+    """Return the columns of accuracies, bytes and seconds, by heading."""
     accuracies = {
         heading: Column((name,), 100.0, 1 if narrow else 2, with_sd=True)
         for heading, name in SHOWN_ACCURACIES.items()
@@ -184,7 +186,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Co
 
 
 def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the numbers of the table are."""
+    """Return the explanation of the numbers in the table."""
     parts = ["Mean ± sd over seeds."] if any(len(row["seeds"]) > 1 for row in rows) else []
     counts = {result.outcome[f"evaluations_last_{LAST}"] for result in results if result.outcome}
     if counts == {1}:
@@ -193,7 +195,7 @@ def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) ->
             f"mean those of {LAST} rounds."
         )
     elif counts and max(counts):
-        tests = " or ".join(str(one) for one in sorted(counts))
+        tests = " or ".join(map(str, sorted(counts)))
         parts.append(
             f"Pooled and mean accuracy: of {tests} evaluations in the last {LAST} rounds; "
             "personal: after the last."
@@ -201,7 +203,7 @@ def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) ->
     return " ".join(parts)
 
 
-def _in_short(result: RunResult) -> str:
+def _result_text(result: RunResult) -> str:
     outcome = result.outcome
     if outcome["pooled"] is not None:
         return f"pooled accuracy {100 * outcome['pooled']:.1f} %"
