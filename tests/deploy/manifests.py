@@ -1,4 +1,4 @@
-"""The manifests as they are applied: each overlay rendered once, its documents found by kind."""
+"""The rendered manifests: each overlay rendered once, documents found by kind."""
 
 import shutil
 from functools import cache
@@ -20,7 +20,7 @@ def _rendered(folder: Path) -> str:
 
 
 def render(folder: Path) -> list[Document]:
-    """Return the documents that a folder makes; they are the caller's to change."""
+    """Return the documents of a folder, as copies that the caller may change."""
     return [document for document in yaml.safe_load_all(_rendered(folder)) if document]
 
 
@@ -29,8 +29,8 @@ def overlay(name: str) -> list[Document]:
 
 
 def variant(name: str, component: str, folder: Path) -> list[Document]:
-    """Return an overlay with a component that it leaves out by default, switched on as its
-    kustomization.yaml says; `folder` is empty.
+    """Return an overlay with an optional component, enabled as its kustomization.yaml explains;
+    `folder` is empty.
     """
     for tree in (K8S, K8S.parent / "monitoring"):
         shutil.copytree(tree, folder / tree.name)
@@ -38,13 +38,13 @@ def variant(name: str, component: str, folder: Path) -> list[Document]:
     text = file.read_text()
     left_out = f"  # - ../../components/{component}\n"
     assert left_out in text
-    text = text.replace("  - ../../components/gateway\n", "")  # one way in at a time
+    text = text.replace("  - ../../components/gateway\n", "")  # only one kind of access
     file.write_text(text.replace(left_out, left_out.replace("# ", "")))
     return render(file.parent)
 
 
 def find(documents: list[Document], kind: str, name: str = "") -> Document:
-    """Return the one document of a kind, and of a name; a generated name may have a suffix."""
+    """Return the document of a kind and name; a generated name may have a suffix."""
     found = [
         document
         for document in documents
@@ -55,7 +55,7 @@ def find(documents: list[Document], kind: str, name: str = "") -> Document:
 
 
 def pod_of(document: Document) -> Document:
-    """Return the pod's spec of a StatefulSet or Job."""
+    """Return the pod spec of a StatefulSet or Job."""
     spec: Document = document["spec"]["template"]["spec"]
     return spec
 

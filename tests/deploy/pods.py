@@ -1,12 +1,12 @@
-"""Pods without Kubernetes: each container's own command, variables, probes, volumes, as processes.
+"""Pods without Kubernetes: the commands, variables, probes and volumes of containers as processes.
 
-What a node does is done here: $(VARIABLES) are filled in, volumes are folders, secrets are files,
-init containers come first, a probe is asked at the pod's address (POD_IP: a port that listens on
-the pod's own loopback is not found there), SIGTERM has the pod's grace period. A name and port that
-a client calls lead to a pod by the Service, and from outside by the Gateway and its route. Three
-things are not as in a cluster, each changed in one place: paths below a mount lie in the test's
-folder, ports are free ones of this machine, and names of services are `localhost`. A flag, path,
-port or key that does not fit is found by the real program.
+This does the work of a node: $(VARIABLES) are filled in, volumes are folders, secrets are files,
+init containers run first, probes go to the pod's address (POD_IP, where a port on the pod's
+loopback is not found), and SIGTERM has the pod's grace period. A client reaches a pod by the name
+and port of its Service, or from outside by the Gateway and its route. Three things differ from a
+cluster, each in one place: paths below a mount are in the test's folder, ports are free ones of
+this machine, and service names are `localhost`. The real program detects flags, paths, ports and
+keys that do not fit.
 """
 
 import base64
@@ -27,7 +27,7 @@ from system.programs import SCRIPTS, Program, environment, until
 PORT_FLAG = re.compile(r"(--(?:[a-z]+-)?port=)(\d+)")
 ADDRESS = re.compile(r"\b([a-z0-9.-]+):(\d+)\b")
 POD_IP = "127.0.0.2"
-READ_ONLY = Path("/proc/read-only")  # nothing is there, and nobody can put anything there
+READ_ONLY = Path("/proc/read-only")  # does not exist and cannot be created
 
 
 def free_port() -> int:
@@ -39,14 +39,14 @@ def free_port() -> int:
 
 @dataclass
 class Cluster:
-    """What pods of one test share: manifests, secrets, claims, and where services are."""
+    """Manifests, secrets, claims and service addresses that the pods of a test share."""
 
     folder: Path
     documents: list[Document]
     called: dict[str, int] = field(default_factory=dict)  # host:port -> port of this machine
 
     def serve(self, pod: "Pod", cluster: "Cluster | None" = None) -> None:
-        """Let this cluster's pods call one, of another `cluster` perhaps, by the names it has."""
+        """Let this cluster's pods call `pod`, perhaps of another `cluster`, by service name."""
         documents = (cluster or self).documents
         inside = {}
         for service in (document for document in documents if document["kind"] == "Service"):
@@ -68,17 +68,17 @@ class Cluster:
         metadata = {"name": name}
         self.documents.append({"kind": "Secret", "metadata": metadata, "data": data})
 
-    def tls_secret(self, name: str, certs: Path, who: str) -> None:
-        """Add a secret in the layout of kubernetes.io/tls, from what `ssfl certs` wrote."""
+    def tls_secret(self, name: str, certs: Path, owner: str) -> None:
+        """Add a secret in the layout of kubernetes.io/tls, from the files of `ssfl certs`."""
         files = {
-            "tls.crt": certs / f"{who}.pem",
-            "tls.key": certs / f"{who}-key.pem",
+            "tls.crt": certs / f"{owner}.pem",
+            "tls.key": certs / f"{owner}-key.pem",
             "ca.crt": certs / "ca.pem",
         }
         self.secret(name, **{key: file.read_bytes() for key, file in files.items()})
 
     def settings(self, name: str) -> dict[str, str]:
-        """Return the ConfigMap that kustomize made under this name, to be edited by a test."""
+        """Return the ConfigMap that kustomize generated for this name; tests may edit it."""
         (found,) = [
             document["data"]
             for document in self.documents
@@ -95,7 +95,7 @@ def _name(document: Document) -> str:
 
 
 class Pod:
-    """One pod of a StatefulSet or Job. It may be started again, with the volumes it had."""
+    """One pod of a StatefulSet or Job. A restart keeps its volumes."""
 
     def __init__(self, cluster: Cluster, owner: Document, index: int = 0) -> None:
         self.cluster = cluster
@@ -112,10 +112,10 @@ class Pod:
         self.running: Program | None = None
         self._localize_files()
 
-    # -- its life
+    # -- lifecycle
 
     def prepare(self, like: "Pod | None" = None) -> None:
-        """Run the init containers to their end, or take over what those of a like pod made."""
+        """Run the init containers to their end, or copy the results of a similar pod."""
         for container in self.spec.get("initContainers", []):
             if like is None:
                 assert self._run(container).ends() == 0, f"{self.name}: {container['name']}"
@@ -124,7 +124,7 @@ class Pod:
                 shutil.copytree(like.volumes[name], self.volumes[name], dirs_exist_ok=True)
 
     def start(self) -> Program:
-        """Start the container, or start it again: with the ports and volumes it had."""
+        """Start or restart the container, with the same ports and volumes."""
         self.starts += 1
         self.running = self._run(self.container)
         return self.running
@@ -135,7 +135,7 @@ class Pod:
         return self.running
 
     def succeeds(self, probe: str) -> bool:
-        """Ask what a probe of the container asks, once."""
+        """Return True if a probe of the container succeeds now."""
         asked = self.container[probe]["httpGet"]
         port = self.ports[self.port_number(asked["port"])]
         try:
@@ -147,14 +147,14 @@ class Pod:
             return False
 
     def forwarded(self, port: int, path: str) -> tuple[int, bytes]:
-        """Ask the pod's own loopback, as `kubectl port-forward` does; return status and body."""
+        """Request a path on the pod's loopback, like `kubectl port-forward`; return the answer."""
         link = http.client.HTTPConnection("localhost", self.ports[port], timeout=10)
         link.request("GET", path)
         answer = link.getresponse()
         return answer.status, answer.read()
 
     def waits_for(self, probe: str) -> None:
-        """Wait until a probe succeeds; test_manifests.py sees to the real deadlines."""
+        """Wait until a probe succeeds; test_manifests.py checks the real deadlines."""
 
         def answered() -> bool:
             assert self.program.running, f"{self.name} ended:\n{self.program.err}"
@@ -163,7 +163,7 @@ class Pod:
         until(answered, f"{probe} of {self.name}")
 
     def terminate(self) -> int:
-        """End the pod as Kubernetes does; return the exit code. The grace period must suffice."""
+        """End the pod like Kubernetes, within its grace period; return the exit code."""
         grace_s = self.spec["terminationGracePeriodSeconds"]
         began_s = time.monotonic()
         self.program.signal(signal.SIGTERM)
@@ -172,7 +172,7 @@ class Pod:
         return code
 
     def execute(self, command: str, *arguments: str) -> Program:
-        """Run a command as `kubectl exec` does, to its end."""
+        """Run a command to its end, like `kubectl exec`."""
         name = f"{self.name}-exec-{self.starts}-{command}"
         local = [self._local(word, self.container) for word in arguments]
         words: list[str | Path] = [SCRIPTS / command, *local]
@@ -180,7 +180,7 @@ class Pod:
         program.ends()
         return program
 
-    # -- what the node makes of the manifest
+    # -- what the node does with the manifest
 
     def _run(self, container: Document) -> Program:
         variables = self._variables(container)
@@ -246,14 +246,14 @@ class Pod:
             assert source in ("own", "emptyDir", "persistentVolumeClaim"), source
         return folder
 
-    # -- what is not as in a cluster
+    # -- differences from a cluster
 
     def path(
         self, inside: str, container: Document | None = None, elsewhere: Path | None = None
     ) -> Path:
-        """Return where a path inside the container, or an init container, is on this machine.
+        """Return the local path for a path inside the container or an init container.
 
-        `elsewhere`: where paths in no volume are; without it, there must be none.
+        `elsewhere`: folder for paths outside all volumes; without it there must be none.
         """
         mounts: list[tuple[str, Path]] = [
             (mount["mountPath"], self.volumes[mount["name"]] / mount.get("subPath", ""))
@@ -267,7 +267,7 @@ class Pod:
         raise AssertionError(f"{self.name}: {inside} is in no volume, and the rest is read-only")
 
     def _localize_files(self) -> None:
-        """Give settings files from ConfigMaps this machine's paths."""
+        """Replace paths in settings files from ConfigMaps by local ones."""
         for volume in self._volumes():
             for file in self.volumes[volume["name"]].iterdir() if "configMap" in volume else ():
                 text = file.read_text("utf-8")
@@ -278,7 +278,7 @@ class Pod:
         return self.path(self._image(self.container).folder)
 
     def _local(self, word: str, container: Document, elsewhere: Path | None = None) -> str:
-        """Return a word of the command, or a variable, with this machine's paths and ports."""
+        """Return a word of the command, or a variable, with local paths and ports."""
         flag, equals, value = word.rpartition("=")
         if value.startswith("/"):
             return f"{flag}{equals}{self.path(value, container, elsewhere)}"
@@ -291,7 +291,7 @@ class Pod:
 
 
 def _from_outside(documents: list[Document], inside: dict[str, int]) -> dict[str, int]:
-    """Return where a Gateway's listeners lead, by the routes that refer to them."""
+    """Return the targets of a Gateway's listeners, by the routes that refer to them."""
     found = {}
     gateway, route = find(documents, "Gateway"), find(documents, "TLSRoute")
     (parent,) = route["spec"]["parentRefs"]
@@ -307,5 +307,5 @@ def _from_outside(documents: list[Document], inside: dict[str, int]) -> dict[str
 
 
 def _filled(word: str, variables: dict[str, Any]) -> str:
-    """Return a word with its $(VARIABLES); one that is not known stays as it is."""
+    """Return a word with its $(VARIABLES) replaced; unknown ones stay."""
     return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word)

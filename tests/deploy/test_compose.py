@@ -1,4 +1,4 @@
-"""compose.yaml and what it mounts: fields, flags, folders, and who asks whom."""
+"""compose.yaml and its mounts: fields, flags, folders and scrape targets."""
 
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,7 +28,7 @@ PROVISIONING = ROOT / "monitoring" / "grafana" / "provisioning"
 
 
 def mounts(name: str) -> dict[str, str]:
-    """Return what lies where in a container: sources by target."""
+    """Return the mounts of a container: sources by target."""
     service = COMPOSE["services"][name]
     pairs = [volume.split(":")[:2] for volume in service.get("volumes", [])]
     pairs += [(config["source"], config["target"]) for config in service.get("configs", [])]
@@ -100,7 +100,7 @@ def test_the_programs_accept_the_flags_of_compose(name: str) -> None:
     target = service["build"]["target"]
     assert target in TARGETS
     if "entrypoint" in service:
-        return  # it is run above
+        return  # its command runs in the test above
     variables = image(target).environment | service.get("environment", {})
     if target == "coordinator":
         config = settings.load(

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it can be tried without building an image."""
+"""Tests of the Dockerfile that need no image."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def is_healthy(target: str, port: int) -> bool:
 
 
 def started(target: str, folder: Path, *flags: str) -> Program:
-    """Start what an image starts, with its variables; /var/lib/ssfl and /data are in a folder."""
+    """Start the command of an image with its variables; /var/lib/ssfl and /data are in `folder`."""
     found = image(target)
     assert found.stop_signal == "SIGTERM"
     variables = {

@@ -1,4 +1,4 @@
-"""The manifests as documents: their schemas, and what must fit together in them."""
+"""The manifests as documents: their schemas and cross-references."""
 
 import re
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from ssfl.program.exits import ExitCode
 from ssfl.server.config import CoordinatorConfig, client_settings
 from ssfl.server.main import DRAIN_S
 
-VERSIONS = ("1.29", "1.33", "1.37")  # the oldest with all we use, and the newest that we know
+VERSIONS = ("1.29", "1.33", "1.37")  # the oldest with all features in use, and the newest known
 LABELS = {"name", "instance", "component", "part-of"}
-MARGIN_S = 5  # after the drain: the last files, and the interpreter's end
+MARGIN_S = 5  # after the drain: last files, and the end of the interpreter
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Document]]:
-    """Each overlay, and those with the components that are left out by default."""
+    """All overlays, also with their optional components."""
     found = {name: overlay(name) for name in OVERLAYS}
     for name, component in (("production", "ingress"), ("site", "gpu")):
         folder = tmp_path_factory.mktemp(component)
@@ -42,7 +42,7 @@ def containers(pod: Document) -> list[Document]:
 
 
 def check(document: Document, version: str) -> None:
-    """Raise what is wrong with a document."""
+    """Raise an error for an invalid document."""
     ours = SCHEMAS.get((document["apiVersion"], document["kind"]))
     if ours:
         jsonschema.validate(document, ours)
@@ -81,7 +81,7 @@ def test_every_pod_meets_the_restricted_security_standard(
         security = pod["securityContext"]
         assert security["runAsNonRoot"] is True
         assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group))
-        assert security["fsGroup"] == int(group)  # else secrets and volumes are root's alone
+        assert security["fsGroup"] == int(group)  # else only root can read secrets and volumes
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
@@ -125,7 +125,7 @@ def test_programs_write_only_to_writable_volumes(
 def test_variables_of_services_are_not_read_as_settings(
     everything: dict[str, list[Document]], case: str
 ) -> None:
-    """SSFL_COORDINATOR_PORT, say, which Kubernetes sets for a service of this name."""
+    """E.g. SSFL_COORDINATOR_PORT, which Kubernetes sets for a service of this name."""
     for workload in workloads(everything[case]):
         assert pod_of(workload)["enableServiceLinks"] is False
 
@@ -156,7 +156,7 @@ def test_immutable_fields_have_no_labels_that_change_with_a_release() -> None:
 def test_the_programs_accept_the_flags_of_every_variant(
     everything: dict[str, list[Document]], case: str
 ) -> None:
-    """test_pods.py runs the overlays; this is for what their components change."""
+    """test_pods.py runs the overlays; this test covers the changes of their components."""
     for workload in workloads(everything[case]):
         (container,) = pod_of(workload)["containers"]
         variables = {variable["name"]: variable["value"] for variable in container.get("env", [])}
@@ -189,7 +189,7 @@ def test_the_coordinator_is_one_pod_that_resumes_by_itself(name: str) -> None:
     words = [*container["args"], *settings_of(overlay(name), container)]
     assert not re.search("fresh|exit_when_done|exit-when-done", " ".join(words), re.IGNORECASE)
     assert pod["terminationGracePeriodSeconds"] >= DRAIN_S + MARGIN_S
-    # Alive it is at once: only readiness gives it the time to read a large state.
+    # The liveness probe has no delay; only readiness gives time to read a large state.
     startup = container["startupProbe"]
     assert startup["httpGet"]["path"] == "/readyz"
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 300
@@ -205,11 +205,11 @@ def settings_of(documents: list[Document], container: Document) -> Iterator[str]
 
 
 def test_the_pod_failure_policy_matches_the_exit_codes() -> None:
-    """k8s/README.md says for each code what happens, and why; the manifest must agree."""
+    """k8s/README.md documents the action for each code; the manifest must agree."""
     page = (K8S / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| [^|]+ \| (Complete|Count|FailIndex) \|", page, re.MULTILINE)
-    told = {int(code): action for code, action in rows}
-    assert set(told) == {int(code) for code in ExitCode}
+    actions = {int(code): action for code, action in rows}
+    assert set(actions) == {int(code) for code in ExitCode}
     for name in ("local", "site"):
         spec = find(overlay(name), "Job")["spec"]
         ignore, fail = spec["podFailurePolicy"]["rules"]
@@ -219,7 +219,7 @@ def test_the_pod_failure_policy_matches_the_exit_codes() -> None:
         ]
         assert fail["action"] == "FailIndex"
         assert fail["onExitCodes"]["operator"] == "In"
-        failing = {code for code, action in told.items() if action == "FailIndex"}
+        failing = {code for code, action in actions.items() if action == "FailIndex"}
         assert set(fail["onExitCodes"]["values"]) == failing
         (container,) = spec["template"]["spec"]["containers"]
         assert fail["onExitCodes"]["containerName"] == container["name"]

@@ -1,4 +1,4 @@
-"""The pods of every overlay, played as processes of this machine (pods.py says how)."""
+"""The pods of every overlay, run as local processes (pods.py)."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ Place = Callable[..., Pod]
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """Make pods that end with the test."""
+    """Create pods that end with the test."""
     made: list[Pod] = []
 
     def new(cluster: Cluster, kind: str, index: int = 0) -> Pod:
@@ -46,18 +46,18 @@ def place() -> Iterator[Place]:
 
 
 def status(coordinator: Pod) -> dict[str, Any]:
-    """Ask what the run is doing, by `kubectl exec … -- ssfl status`, as k8s/README.md has it."""
+    """Return the output of `kubectl exec … -- ssfl status`, as in k8s/README.md."""
     mounts = [mount["mountPath"] for mount in coordinator.container["volumeMounts"]]
-    who = ["--config", OPERATOR] if OPERATOR in mounts else []
+    config = ["--config", OPERATOR] if OPERATOR in mounts else []
     admin = f"--admin=localhost:{coordinator.ports[50052]}"
-    asked = coordinator.execute("ssfl", "status", "--json", admin, *who)
+    asked = coordinator.execute("ssfl", "status", "--json", admin, *config)
     assert asked.ends() == 0, asked.err
     answer: dict[str, Any] = json.loads(asked.out)
     return answer
 
 
 def models(*pods: Pod) -> list[bytes]:
-    """Return the final models that lie in the pods' volumes."""
+    """Return the final models in the pods' volumes."""
     folders = {pod.path("/var/lib/ssfl/runs") for pod in pods}
     return [
         file.read_bytes() for folder in folders for file in folder.glob("*/*/model.safetensors")
@@ -91,7 +91,7 @@ def test_the_local_overlay_runs_a_federation_stays_up_and_resumes(
         "shard_00", "shard_01", "shard_02", "shard_03",
     }  # fmt: skip
 
-    # A finished run stays up; ended and started again, it is what it was, without any flag.
+    # The coordinator of a finished run stays up; after a restart it serves the same run.
     assert coordinator.program.running
     assert coordinator.succeeds("readinessProbe")
     assert coordinator.terminate() == ExitCode.TERMINATED
@@ -111,7 +111,7 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     cluster = Cluster(tmp_path / "coordinator", overlay("production"))
     for name in ("coordinator", "admin", "prometheus"):
         cluster.tls_secret(f"ssfl-{name}-tls", certs, name)
-    # As a person edits run.env: a small run.
+    # Settings of a small run, as an operator would edit run.env.
     cluster.settings("ssfl-run").update(SSFL_CLIENTS="2", SSFL_ROUNDS="4", SSFL_MODEL="mlp")
     coordinator = place(cluster, "StatefulSet")
     coordinator.start()
@@ -129,13 +129,13 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     answer = scraped(cluster, coordinator)
     assert " 200 " in answer.splitlines()[0] and "ssfl_run_phase{" in answer
     cluster.tls_secret("ssfl-prometheus-tls", certs, SITES[0])  # a site may not read about others
-    with suppress(OSError):  # cut off, or closed without a word
+    with suppress(OSError):  # closed, with or without a response
         assert scraped(cluster, coordinator) == ""
     assert page(coordinator)["run_id"] == before["run_id"]
     assert joined(coordinator) == [SITES[0]]
     assert status(coordinator)["run_id"] == before["run_id"]
 
-    # A pod of the same Job, with the same volume: the same client.
+    # A pod of the same Job with the same volume is the same client.
     sites[0].waits_for("startupProbe")
     assert sites[0].terminate() == ExitCode.TERMINATED
     for site in sites:
@@ -151,7 +151,7 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
 def test_sites_behind_an_ingress_use_a_join_token_and_no_certificate(
     tmp_path: Path, place: Place
 ) -> None:
-    """What is behind the proxy, which ends TLS and has no certificate of its own to show."""
+    """Behind the proxy, which terminates TLS and has no client certificate."""
     certs = make(tmp_path / "certs", hosts=("ssfl-coordinator",))
     (tmp_path / "kustomize").mkdir()
     documents = variant("production", "ingress", tmp_path / "kustomize")
@@ -183,7 +183,7 @@ def test_sites_behind_an_ingress_use_a_join_token_and_no_certificate(
 
 
 def page(coordinator: Pod) -> dict[str, Any]:
-    """Ask the status page by `kubectl port-forward`."""
+    """Return the status page's document by `kubectl port-forward`."""
     code, body = coordinator.forwarded(8080, "/api/v1/status")
     assert code == 200
     answer: dict[str, Any] = json.loads(body)
@@ -208,7 +208,7 @@ def site(folder: Path, name: str, coordinator: Pod, certs: Path, place: Place) -
 
 
 def scraped(cluster: Cluster, coordinator: Pod) -> str:
-    """Ask for the metrics as the ServiceMonitor tells Prometheus to; return the whole answer."""
+    """Request the metrics as the ServiceMonitor configures it; return the whole response."""
     (endpoint,) = find(cluster.documents, "ServiceMonitor")["spec"]["endpoints"]
     service = find(cluster.documents, "Service", "ssfl-coordinator")["spec"]
     (port,) = [

@@ -1,4 +1,4 @@
-"""k8s/README.md: what of its commands can be tried without a cluster."""
+"""The commands of k8s/README.md that can be checked without a cluster."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ PAGE = (K8S / "README.md").read_text("utf-8")
 
 
 def commands() -> list[list[str]]:
-    """Return every command of the shell blocks, lines that go on joined."""
+    """Return every command of the shell blocks, with continued lines joined."""
     blocks = [block.text for block in blocks_of(PAGE) if block.kind == "sh"]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines]
@@ -66,8 +66,8 @@ def test_every_file_and_folder_in_the_readme_exists() -> None:
 
 def test_the_operator_file_is_mounted_in_the_production_pod() -> None:
     """test_pods.py runs `ssfl status` with it."""
-    told = [words for words in commands() if words[3:4] == ["exec"]]
-    assert [words[words.index("--") + 1 :] for words in told] == [
+    executed = [words for words in commands() if words[3:4] == ["exec"]]
+    assert [words[words.index("--") + 1 :] for words in executed] == [
         ["ssfl", "status"],
         ["ssfl", "status", "--config", "/etc/ssfl/operator.toml"],
     ]

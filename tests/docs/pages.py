@@ -1,4 +1,4 @@
-"""The pages of the documentation and their fenced blocks: what is run, parsed or only read.
+"""The pages of the documentation and their fenced blocks: run, parsed or only shown.
 
     ```python       run; with `>>>` as a doctest; all blocks of a page share one interpreter
     ```pycon        a doctest
@@ -7,13 +7,13 @@
     ```text         not run: output and pictures; also csv, diff and ini
 
 A first line that is a comment with a file's name (`# my_task.py`, `# run.toml`) makes a python,
-toml or yaml block that file instead, for the blocks after it. A comment right above a block
-changes what happens to it, and is in the page for everybody to see:
+toml or yaml block write that file for the blocks after it. A comment right above a block
+changes this, and is visible in the page:
 
     <!-- not run: why -->           the block is left out
-    <!-- in its own terminal -->    sh: runs beside the others marked so; the next block that is
-                                    not begins when all of them have ended with exit code 0
-    <!-- output -->                 text: what the block before printed; `...` is anything
+        <!-- in its own terminal -->    sh: runs in parallel with others marked so; the next block
+                                        without it starts when all have exited with 0
+    <!-- output -->                 text: output of the previous block; `...` matches anything
 """
 
 import json
@@ -28,7 +28,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
-# Pages that a test of their own runs, and that test.
+# Pages with a test of their own.
 OWN_TESTS = {
     "docs/codec.md": "tests/codec/test_codec_page.py",
     "docs/wire-format.md": "tests/wire/test_vectors.py",
@@ -49,7 +49,7 @@ NOT_RUN = "not run:"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: its kind, the line its content begins in, and the comment above it."""
+    """One fenced block: its kind, the line of its content, and the comment above it."""
 
     kind: str
     line: int
@@ -58,17 +58,17 @@ class Block:
 
     @property
     def reason(self) -> str:
-        """Why it is not run; empty if it is."""
+        """The reason why it is not run; empty if it is."""
         return self.note.removeprefix(NOT_RUN).strip() if self.note.startswith(NOT_RUN) else ""
 
     @property
     def file(self) -> str:
-        """The file it is to be written to; empty if it is none."""
+        """The file to write the block to; empty if none."""
         found = re.match(r"# ([\w./-]+\.(?:py|toml|yaml|yml))\n", self.text)
         return found[1] if found and self.kind in FILES else ""
 
     def as_step(self) -> dict[str, Any] | None:
-        """What to do for it, for `run_blocks.py`; None for nothing."""
+        """Return the action for `run_blocks.py`, or None."""
         step = {"line": self.line, "text": self.text}
         if self.reason:
             return None
@@ -84,14 +84,14 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Every page whose blocks are to be run, as a path in the repository; decisions are history."""
+    """Return the path of every page whose blocks are run; decisions are history."""
     found = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     names = [file.relative_to(ROOT).as_posix() for file in found]
     return [name for name in names if not name.startswith("docs/decisions/")]
 
 
 def blocks_of(text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page, in its order."""
+    """Yield the fenced blocks of a page in order."""
     note, note_end = "", -1
     for token in MarkdownIt().parse(text):
         if token.map is None:
@@ -108,21 +108,21 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 def problem(block: Block) -> str:
-    """Say what is wrong with a block before anything is run; empty if nothing is."""
+    """Return the problem of a block, found before it is run; empty if there is none."""
     kinds = sorted(RUN | PARSERS.keys() | ONLY_READ)
     if block.kind == "indented":
-        return "a fence inside an indented block is run by nobody: move it to the margin"
+        return "a fence inside an indented block is not run: move it to the margin"
     if block.kind not in kinds:
         return f"is of kind {block.kind!r}; a block is one of {', '.join(kinds)}"
     if block.note.startswith(NOT_RUN) and len(block.reason) < 10:
-        return "is not run, for no reason that a reader could follow"
+        return "is not run, without a useful reason"
     if block.note == TERMINAL and block.kind != "sh":
-        return "only sh blocks can have a terminal of their own"
+        return "only sh blocks can run in their own terminal"
     if block.note == OUTPUT and block.kind != "text":
-        return "output is shown as text"
+        return "output must be a text block"
     if block.kind in PARSERS and not block.reason:
         try:
             PARSERS[block.kind](block.text)
         except (ValueError, yaml.YAMLError) as error:
-            return f"is no {block.kind}: {error}"
+            return f"is not valid {block.kind}: {error}"
     return ""

@@ -1,8 +1,8 @@
-"""Run the blocks of one page, in order, in the current folder: `run_blocks.py PAGE FOLDER`.
+"""Runs the blocks of one page, in order, in the current folder: `run_blocks.py PAGE FOLDER`.
 
-The steps are in FOLDER/steps.json (`Block.as_step`). What a block prints goes to the file
-FOLDER/logs/<its line>. The first block that fails ends the page: its line and what is wrong with it
-are printed; else `done`.
+The steps are in FOLDER/steps.json (`Block.as_step`). The output of a block goes to the file
+FOLDER/logs/<its line>. The first block that fails ends the page: its line and the error are
+printed; otherwise `done`.
 """
 
 import doctest
@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# A plain `wait` forgets the exit codes of what it waited for; ours fails with the first that did.
-# The admin port is given to `ssfl` alone: the other programs refuse a variable they do not know.
+# A plain `wait` drops the exit codes of its jobs; ours fails with the first that failed. Only
+# `ssfl` gets the admin port: the other programs refuse unknown variables.
 PRELUDE = """
 started=()
 wait() {
@@ -35,11 +35,11 @@ MATCHING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class BlockFailed(Exception):
-    """A block did not do what the page says; the sentence says how."""
+    """A block failed; the message says how."""
 
     def __init__(self, sentence: str, line: int = 0) -> None:
         super().__init__(sentence)
-        self.line = line  # if it is not the block being played
+        self.line = line  # of the failed block, if it is not the current one
 
 
 class PageRunner:
@@ -55,7 +55,7 @@ class PageRunner:
         sys.modules["__main__"] = self.module
 
     def play(self, step: dict[str, Any]) -> None:
-        """Do one step, its output in a file of its own."""
+        """Run one step, with its output in a file of its own."""
         if step["action"] != "terminal":
             self.close_terminals()
         if step["action"] == "compare":
@@ -86,7 +86,7 @@ class PageRunner:
         try:
             code = compile("\n" * (step["line"] - 1) + text, self.page, "exec")
             exec(code, vars(self.module))
-        except BaseException as error:  # SystemExit, too, would end a reader's session
+        except BaseException as error:  # SystemExit would also end a reader's session
             traceback.print_exception(error)
             raise BlockFailed(f"raises {type(error).__name__}: {error}") from error
 
@@ -123,7 +123,7 @@ class PageRunner:
             raise BlockFailed("is not what the block before it printed")
 
     def close_terminals(self) -> None:
-        """Wait until every terminal is done; the first that fails is told at once."""
+        """Wait until every terminal is done; raise at once if one fails."""
         while self.terminals:
             for line, process in list(self.terminals.items()):
                 code = process.poll()
@@ -139,7 +139,7 @@ def main() -> int:
     steps = json.loads((folder / "steps.json").read_bytes())
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.path[0] = ""  # as in a session started here: a page imports the files it wrote
+    sys.path[0] = ""  # as in an interactive session: a page imports the files it wrote
     runner = PageRunner(page, folder / "logs")
     line = 0
     try:

@@ -1,4 +1,4 @@
-"""Runs the blocks of one page in an interpreter and a folder of its own.
+"""Runs the blocks of one page in its own interpreter and folder.
 
 With a fork server the interpreter has imported torch already; page and programs are the same.
 """
@@ -19,7 +19,7 @@ from ssfl.tools.local.fork_server import Forked, ForkServer
 from system.programs import free_port
 
 RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
-DEADLINE_S = 560.0  # below pytest's own, so that the message can say where a page hangs
+DEADLINE_S = 560.0  # below pytest's timeout, so that the message can name the line that hangs
 SHOWN = 6000  # characters of output
 
 
@@ -30,7 +30,7 @@ def run_page(
     deadline_s: float = DEADLINE_S,
     server: ForkServer | None = None,
 ) -> str:
-    """Run a page; return what went wrong, with page, line, block and output, or nothing."""
+    """Run a page; return the error with page, line, block and output, or an empty string."""
     blocks = list(blocks_of(text))
     for block in blocks:
         if wrong := problem(block):
@@ -51,7 +51,7 @@ def run_page(
     if answer == "done\n":
         return ""
     line, _, wrong = answer.partition(" ")
-    if not wrong:  # killed, or the interpreter died: the newest output tells where
+    if not wrong:  # killed, or the interpreter died: see the newest output
         line = max((file.name for file in logs.iterdir()), default="0")
         wrong = f"was still running after {deadline_s:g} s, or ended the interpreter\n"
     return _message(name, int(line), wrong, blocks, logs)
@@ -81,16 +81,16 @@ def _start(
 
 def _message(name: str, line: int, wrong: str, blocks: Sequence[Block], logs: Path) -> str:
     shown = "".join(block.text for block in blocks if block.line == line)
-    said = [f"{name}:{line}: {wrong}{shown}"]
+    parts = [f"{name}:{line}: {wrong}{shown}"]
     for file in sorted(logs.iterdir()):
         output = file.read_text("utf-8", errors="replace").strip()
         if output:
-            said.append(f"--- output of line {int(file.name)}\n{output[-SHOWN:]}")
-    return "\n".join(said)
+            parts.append(f"--- output of line {int(file.name)}\n{output[-SHOWN:]}")
+    return "\n".join(parts)
 
 
 def _end(process: "subprocess.Popen[bytes] | Forked") -> None:
-    """End the page and whatever it started; some of our programs lead sessions of their own."""
+    """End the page and its processes; some of our programs lead their own sessions."""
     children: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children(recursive=True)
@@ -103,7 +103,7 @@ def _end(process: "subprocess.Popen[bytes] | Forked") -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings of this machine, and with ports that nobody else uses."""
+    """Return the environment without settings of this machine, with free ports."""
     inherited = {name: value for name, value in os.environ.items() if name[:5] != "SSFL_"}
     port, admin_port = free_port(), free_port()
     return inherited | {

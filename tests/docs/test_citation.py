@@ -1,4 +1,4 @@
-"""CITATION.cff and LICENSE: complete, and of this version."""
+"""CITATION.cff and LICENSE are complete and of this version."""
 
 import hashlib
 import tomllib
@@ -7,7 +7,7 @@ import yaml
 
 from docs.pages import ROOT
 
-# The text as the Apache Software Foundation publishes it, without white space at the ends.
+# SHA-256 of the text as published by the Apache Software Foundation, without outer white space.
 APACHE_2_0 = "283ea6cc2997a1a70da0049e09adf9317bb60ca1b51279b65196b83a69e1996b"
 
 

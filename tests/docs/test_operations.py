@@ -1,4 +1,4 @@
-"""The operator's pages: a runbook entry for every alert, JSON as documented, no field untold."""
+"""The operator's pages: runbook entries for all alerts, JSON as documented, fields of privacy."""
 
 import re
 
@@ -21,13 +21,13 @@ ALERTS = {
     if "alert" in rule
 }
 
-# What a client sends, field by field, and the words by which the privacy page tells of it.
-# Fields that only name a message (run, step, digests) or check it say nothing of the data.
+# The fields that a client sends, and the words of the privacy page for each. Fields that only
+# identify a message (run, step, digests) or check it say nothing about the data.
 NAMES_ONLY = {
     "protocol_version", "token", "manifest_digest", "caller", "step", "initial_digest",
     "mask_digest", "mask_epoch", "base_digest", "round_number", "attempt",
 }  # fmt: skip
-TOLD = {
+DOCUMENTED = {
     "client_id": "its client id",
     "num_samples": "number of training samples",
     "manifest": "the model's description",
@@ -89,12 +89,12 @@ def test_the_pages_have_the_right_number_of_alerts() -> None:
 
 
 def test_a_site_restarts_after_the_codes_that_its_job_retries() -> None:
-    """By hand and in Kubernetes alike: what ended for good stays so, all else is tried again."""
+    """By systemd and in Kubernetes: final exit codes are not retried, all others are."""
     job = yaml.safe_load((ROOT / "k8s" / "base" / "client" / "job.yaml").read_text("utf-8"))
     _, fail = job["spec"]["podFailurePolicy"]["rules"]
-    told = re.search(r"starts its client, .* another code than ([\d, or]+) \|", OPERATIONS)
-    assert told is not None
-    codes = [int(code) for code in re.findall(r"\d+", told[1])]
+    found = re.search(r"starts its client, .* another code than ([\d, or]+) \|", OPERATIONS)
+    assert found is not None
+    codes = [int(code) for code in re.findall(r"\d+", found[1])]
     assert codes == [ExitCode.DONE, *fail["onExitCodes"]["values"]]
     assert set(codes) < {int(code) for code in ExitCode}
 
@@ -105,14 +105,14 @@ def test_the_json_of_ssfl_clients_is_as_documented() -> None:
     (row,) = [line for line in OPERATIONS.splitlines() if line.startswith("| `ssfl clients` |")]
     assert re.findall(r"`(\w+)`", row.rpartition(" | ")[2]) == list(document)
     (client,) = document["clients"]
-    told = re.search(r"A client in `ssfl clients --json` has (.*?)\n\n", OPERATIONS, flags=re.S)
-    assert told is not None
-    assert re.findall(r"`(\w+)`", told[1]) == list(client)
+    found = re.search(r"A client in `ssfl clients --json` has (.*?)\n\n", OPERATIONS, flags=re.S)
+    assert found is not None
+    assert re.findall(r"`(\w+)`", found[1]) == list(client)
 
 
 @pytest.mark.parametrize("message", SENT, ids=lambda message: message.DESCRIPTOR.name)
 def test_the_privacy_page_covers_every_field_that_a_client_sends(message: type) -> None:
     names = {field.name for field in message.DESCRIPTOR.fields} - NAMES_ONLY  # type: ignore[attr-defined]
-    assert names <= TOLD.keys(), "a new field: say in docs/privacy.md what it may tell"
+    assert names <= DOCUMENTED.keys(), "document the new field in docs/privacy.md"
     plain = " ".join(PRIVACY.split())
-    assert [name for name in sorted(names) if TOLD[name] not in plain] == []
+    assert [name for name in sorted(names) if DOCUMENTED[name] not in plain] == []

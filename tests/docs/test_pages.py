@@ -1,4 +1,4 @@
-"""Every block of every page is run, or says in the page why not.
+"""Every block of every page is run, or the page has a reason why not.
 
 One page: `pytest tests/docs -k tables`. What blocks can be is in `pages.py`.
 """

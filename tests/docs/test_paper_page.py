@@ -1,4 +1,4 @@
-"""docs/paper.md shows the stored results, all of them, as they are."""
+"""docs/paper.md shows all stored results unchanged."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""docs/profiles.md: its table is that of the code, every setting of every profile."""
+"""The table of docs/profiles.md has every setting of every profile, as in the code."""
 
 from dataclasses import fields
 from itertools import pairwise
@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "profiles.md"
 
 
 def rows() -> list[list[str]]:
-    """The cells of the page's tables, row by row, without their code marks."""
+    """Yield the cells of the page's tables, row by row, without code marks."""
     tokens = MarkdownIt("commonmark").enable("table").parse(PAGE.read_text("utf-8"))
     found: list[list[str]] = []
     for before, token in pairwise(tokens):
@@ -26,7 +26,7 @@ def rows() -> list[list[str]]:
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Setting -> profile -> what the page says."""
+    """Return the page's values: setting -> profile -> text."""
     head = next(cells for cells in rows() if cells[0] == "setting")
     assert tuple(head[1:4]) == tuple(PROFILES)
     return {
@@ -37,8 +37,8 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def test_the_table_has_one_row_for_each_setting_of_a_profile() -> None:
-    told = set().union(*PROFILES.values())
-    assert told and set(table()) == told
+    settings = set().union(*PROFILES.values())
+    assert settings and set(table()) == settings
 
 
 def test_the_table_has_the_values_of_the_code() -> None:

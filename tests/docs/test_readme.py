@@ -1,4 +1,4 @@
-"""The README's first commands and its flags; tests/docs runs its blocks."""
+"""The first commands and the flags of the README; test_pages.py runs its blocks."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The runner of the pages itself: what fails is told with its line, and nothing stays running."""
+"""Tests of the page runner: it reports failures with their line and leaves no process running."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ from docs.run_page import run_page
 
 
 def page(*blocks: str) -> str:
-    """A page of blocks, each written as `kind: text`, perhaps `note ~ kind: text`."""
+    """Return a page of blocks, each given as `kind: text` or `note ~ kind: text`."""
     parts = ["# A page"]
     for block in blocks:
         note, _, rest = block.rpartition(" ~ ")
@@ -25,9 +25,9 @@ def test_blocks_run_in_order_in_one_interpreter_and_one_folder(
 ) -> None:
     text = page(
         "python: # part.py\nanswer = 42",
-        "sh: echo from-the-shell > told",
-        "python: from part import answer\ntold = open('told').read().strip()",
-        "pycon: >>> answer, told\n(42, 'from-the-shell')",
+        "sh: echo from-the-shell > output",
+        "python: from part import answer\ntold = open('output').read().strip()",
+        "pycon: >>> answer, output\n(42, 'from-the-shell')",
         "python: >>> answer + 1\n43\n>>> double = lambda x: 2 * x",
         "python: import inspect\ndef named():\n    return double(answer)\n"
         "assert 'double(answer)' in inspect.getsource(named)",
@@ -38,7 +38,7 @@ def test_blocks_run_in_order_in_one_interpreter_and_one_folder(
 
 
 @pytest.mark.parametrize(
-    ("block", "told"),
+    ("block", "expected"),
     [
         ("python: x = 1\nx.nothing", "AttributeError"),
         ("python: raise SystemExit(0)", "SystemExit"),
@@ -52,19 +52,19 @@ def test_blocks_run_in_order_in_one_interpreter_and_one_folder(
         ("sh: false & sleep 0.1 & true\ntrue & wait", "exit code 1"),
         ("in its own terminal ~ sh: exit 5", "exit code 5"),
         ("python: import os\nos._exit(0)", "ended the interpreter"),
-        ("toml: x = = 1", "is no toml"),
+        ("toml: x = = 1", "is not valid toml"),
         ("output ~ text: something else", "is not what the block before it printed"),
         ("python: # ../outside.py\nx = 1", "outside the folder"),
     ],
 )
 def test_a_failing_block_is_reported_with_page_line_text_and_output(
-    block: str, told: str, tmp_path: Path
+    block: str, expected: str, tmp_path: Path
 ) -> None:
     text = page("sh: echo before", block)
     first = block.partition(": ")[2].split("\n")[0]
     answer = run_page("page.md", text, tmp_path)
     assert answer.startswith(f"page.md:{text.splitlines().index(first) + 1}: ")
-    assert told in answer
+    assert expected in answer
     assert first in answer
 
 
@@ -90,8 +90,8 @@ def test_expected_output_may_have_ellipses(tmp_path: Path) -> None:
 
 def test_a_page_that_hangs_is_reported_and_killed(tmp_path: Path) -> None:
     text = page("sh: setsid sleep 600 & echo $! > pid; sleep 600")
-    told = run_page("page.md", text, tmp_path, deadline_s=2)
-    assert told.startswith("page.md:4: was still running after 2 s")
+    error = run_page("page.md", text, tmp_path, deadline_s=2)
+    assert error.startswith("page.md:4: was still running after 2 s")
     assert not_running(int((tmp_path / "page" / "pid").read_text()))
 
 
@@ -102,7 +102,7 @@ def test_processes_that_a_page_leaves_running_are_killed(tmp_path: Path) -> None
 
 
 def not_running(pid: int) -> bool:
-    """A killed process whose parent is gone is a zombie until init notices."""
+    """Return True if a process has ended; a killed orphan is a zombie until init reaps it."""
     deadline = time.monotonic() + 30
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
@@ -115,7 +115,7 @@ def test_a_block_that_is_not_run_needs_a_reason(tmp_path: Path) -> None:
     assert [block.reason for block in blocks_of(text)] == ["needs a machine with systemd"]
     assert run_page("page.md", text, tmp_path) == ""
     (unjustified,) = blocks_of(page("not run: no ~ sh: exit 1"))
-    assert "for no reason" in problem(unjustified)
+    assert "without a useful reason" in problem(unjustified)
 
 
 def test_a_comment_counts_only_right_above_its_block() -> None:

@@ -1,4 +1,4 @@
-"""The site: built without a warning, every link leads somewhere, nothing is from elsewhere."""
+"""The site builds without warnings, its links resolve, and it loads nothing from elsewhere."""
 
 import os
 import re
@@ -20,7 +20,7 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "sourc
 
 @dataclass
 class PageLinks(HTMLParser):
-    """What one page refers to."""
+    """The references of one page."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -112,7 +112,7 @@ def test_nothing_is_loaded_from_another_host(site: dict[Path, PageLinks]) -> Non
     assert [
         text for text in styles if re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", text)
     ] == []
-    # The theme would fetch the program that draws these.
+    # The theme would fetch the program that draws mermaid diagrams.
     assert [file.name for file, links in site.items() if "mermaid" in links.classes] == []
 
 

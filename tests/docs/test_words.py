@@ -1,4 +1,4 @@
-"""What pages say in passing is true: every flag named in a sentence exists."""
+"""Every flag that a page names in a sentence exists."""
 
 import contextlib
 import io
@@ -21,20 +21,20 @@ FLAG = re.compile(r"(?<![\w-])--(?:no-|\[no-\])?([a-z][a-z0-9-]*)")
 def help_of(
     main: Callable[[Sequence[str]], int], *words: str, topic: Sequence[str] = ("all",)
 ) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         main([*words, "--help", *topic])
-    return said.getvalue()
+    return output.getvalue()
 
 
 def commands_in(text: str) -> list[str]:
-    """The names that a list of commands explains."""
+    """Return the names in a list of commands."""
     return re.findall(r"^  ([a-z]+)  ", text, flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
-    """Every flag of every program."""
+    """All flags of all programs."""
     texts = [help_of(client.main), help_of(server.main)]
     for name in commands_in(help_of(tools.main)):
         text = help_of(tools.main, name)

@@ -185,7 +185,7 @@ def test_kill_9_at_six_random_moments_changes_nothing(programs: Programs) -> Non
         ends = [pool.submit(take_part_with_rejoins, client) for client in (raw.ann, raw.bob)]
         for _ in range(6):
             steps = len(coordinator.facts("StepStarted"))
-            until(more_steps(coordinator, steps), "the run goes on")
+            until(more_steps(coordinator, steps), "the run continues")
             time.sleep(moments.uniform(0, 0.03))
             coordinator.kill()
             coordinator = programs.coordinator(*flags, port=coordinator.port)

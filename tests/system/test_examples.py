@@ -96,8 +96,8 @@ def test_fine_tuning_beats_random_weights_and_sends_the_weights_once(copied: Pro
     tuned = runs_left_by(copied)["ssfl"]
     after = history(tuned)
     sites = {f"site_{n}": read_shard(copied.folder / "sites" / f"site_{n}.npz") for n in range(4)}
-    anew = api.simulate(sites, task=copied.folder / "fine_tuning.py", **after["settings"])
-    assert after["evaluations"][-1]["pooled"] > max(0.7, anew.history.accuracy[-1] + 0.05)
+    from_seed = api.simulate(sites, task=copied.folder / "fine_tuning.py", **after["settings"])
+    assert after["evaluations"][-1]["pooled"] > max(0.7, from_seed.history.accuracy[-1] + 0.05)
     manifest = json.loads((tuned / "manifest.json").read_text("utf-8"))
     size = sum(math.prod(tensor["shape"]) for tensor in manifest["tensors"])
     assert payloads(tuned, "initial") == {f"site_{n}": 4 * size for n in range(4)}

@@ -192,7 +192,7 @@ def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
         sites.coordinator(*flags, port=port)
         until(lambda: "SsflCoordinatorDown" not in prometheus.firing(), "it clears")
         before = prometheus.ask("ssfl_rounds_total")[0]["value"][1]
-        until(lambda: prometheus.ask(f"ssfl_rounds_total > {before}"), "the run goes on")
+        until(lambda: prometheus.ask(f"ssfl_rounds_total > {before}"), "the run continues")
 
         for name in NAMES:
             empty = {

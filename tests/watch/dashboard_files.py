@@ -1,4 +1,4 @@
-"""The committed dashboards: their panels and expressions, for every test that looks at them."""
+"""The committed dashboards: their panels and expressions."""
 
 import json
 import re
@@ -9,18 +9,18 @@ from monitoring.build import HERE
 
 FILES = sorted((HERE / "dashboards").glob("*.json"))
 NAMES = [file.stem for file in FILES]
-# What Grafana puts in the place of its variables.
+# Values for the variables of Grafana.
 VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "1m", "$window": "10m"}
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """Return a dashboard by the name of its file."""
+    """Return a dashboard by file name."""
     found: dict[str, Any] = json.loads((HERE / "dashboards" / f"{name}.json").read_text("utf-8"))
     return found
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    """Return the panels of a dashboard, without the rows' headings."""
+    """Return the panels of a dashboard, without row headings."""
     return [panel for panel in dashboard(name)["panels"] if panel["type"] != "row"]
 
 
@@ -42,7 +42,7 @@ def filled(expr: str) -> str:
 
 
 def metric_names(expr: str) -> set[str]:
-    """Return the names of series in an expression: words outside braces, not functions."""
+    """Return the names of series in an expression: words outside braces that are not functions."""
     bare = re.sub(r'"[^"]*"', "", expr)
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
     bare = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)

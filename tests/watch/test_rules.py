@@ -1,4 +1,4 @@
-"""Scrape configuration, rules and routing are what Prometheus' own tools call sound."""
+"""Scrape configuration, rules and routing pass the tools of Prometheus."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def test_the_scrape_configuration_passes_promtool() -> None:
 
 
 def test_the_scrape_configuration_for_tls_passes_promtool(tmp_path: Path) -> None:
-    """promtool wants the files to be there; those of `ssfl certs` are."""
+    """promtool requires the files; those of `ssfl certs` are used."""
     make(tmp_path / "certs", "prometheus")
     text = (HERE / "prometheus.yml").read_text("utf-8")
     with_tls, found = re.subn(
@@ -62,8 +62,8 @@ def test_the_scrape_configuration_for_tls_passes_promtool(tmp_path: Path) -> Non
 
 
 def test_the_rules_and_their_unit_tests_pass_promtool() -> None:
-    told = promtool("check", "rules", HERE / "rules.yml")
-    assert f"{sum(len(group['rules']) for group in RULES['groups'])} rules found" in told
+    output = promtool("check", "rules", HERE / "rules.yml")
+    assert f"{sum(len(group['rules']) for group in RULES['groups'])} rules found" in output
     promtool("test", "rules", HERE / "rules_test.yml")
 
 

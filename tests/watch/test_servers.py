@@ -1,4 +1,4 @@
-"""A copy of the rules that is in a hurry waits less, and is the same otherwise."""
+"""The sped-up copy of the rules differs only in its waiting times."""
 
 import pytest
 import yaml

@@ -1,7 +1,7 @@
 """Runs a Flower app, server and clients, in this process: `federate.py APP CONFIGS NODES`.
 
 APP is a module with `server_app` and `client_app`. The others are lists in JSON: the run config of
-each run, and the node config of each node. Flower's own strategy decides who gets what; this
+each run, and the node config of each node. Flower's strategy assigns the work; this
 program only carries messages, as the bytes they would be on a wire. Of each run it prints a line of
 JSON: a list of what was exchanged, in order.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-# mypy runs where there is no Flower.
+# mypy runs in an environment without Flower.
 from flwr.app import Context, Message, RecordDict  # type: ignore[import-not-found]
 from flwr.clientapp import ClientApp  # type: ignore[import-not-found]
 from flwr.common.serde import (  # type: ignore[import-not-found]
@@ -39,18 +39,18 @@ class Exchange:
 
     kind: str  # train, evaluate, get_parameters
     node: int
-    sent: str  # digest of the arrays that went to the node; empty if there were none
-    returned: str  # and of those that came back
-    told: dict[str, Any]  # the numbers that came back
+    sent: str  # digest of the arrays sent to the node; empty if there were none
+    returned: str  # digest of the returned arrays
+    metrics: dict[str, Any]  # the returned numbers
 
 
 class LocalGrid(Grid):  # type: ignore[misc]
-    """Nodes in this process, each with its own context, which a real one keeps, too."""
+    """Nodes in this process, each with its own persistent context, like real ones."""
 
     def __init__(self, app: ClientApp, nodes: dict[int, Context]) -> None:
         self.app, self.nodes = app, nodes
         self.exchanges: list[Exchange] = []
-        self.lock = threading.Lock()  # a NumPyClient's server asks from several threads
+        self.lock = threading.Lock()  # a NumPyClient's server calls from several threads
 
     def send_and_receive(
         self,
@@ -120,7 +120,7 @@ def run(
 
 def main(name: str, run_configs: str, node_configs: str) -> None:
     app = importlib.import_module(name)
-    # Set by the process that runs a ServerApp, and looked up whenever a message is made.
+    # Set by the process that runs a ServerApp, and read whenever a message is made.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, SERVER_ID
     for run_config in json.loads(run_configs):
         grid = run(app, run_config, json.loads(node_configs))
@@ -128,5 +128,5 @@ def main(name: str, run_configs: str, node_configs: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, "")  # the app lies in the folder this is started in
+    sys.path.insert(0, "")  # the app is in the current folder
     main(*sys.argv[1:])

@@ -31,13 +31,13 @@ Exchanges = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, Block]:
-    """The files of the page, by name."""
+    """Return the files of the page, by name."""
     return {block.file: block for block in blocks_of(PAGE) if block.file}
 
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with Flower; without the package index there is none."""
+    """A folder with Flower; skip without the package index."""
     folder = tmp_path_factory.mktemp("flower") / "packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:",
            "--retries=1", f"--target={folder}", f"--requirement={PINS}"]  # fmt: skip
@@ -49,7 +49,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Block]) -> Path:
-    """A folder as the page leaves it: its files, and the data of two sites."""
+    """A folder with the page's files and the data of two sites."""
     folder = tmp_path_factory.mktemp("page")
     for name, block in files.items():
         (folder / name).write_text(block.text, "utf-8")
@@ -65,7 +65,7 @@ def app(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def runs(app: str, flower: Path, place: Path) -> list[Exchanges]:
-    """Every message of two runs with Flower's FedAvg: a round without training, some with it."""
+    """All messages of two runs with Flower's FedAvg: without training, and with it."""
     configs = [
         {"num-server-rounds": rounds, "local-epochs": epochs, "learning-rate": 0.05}
         for rounds, epochs in [(1, 0), (ROUNDS, 1)]
@@ -85,7 +85,7 @@ def of_kind(kind: str, exchanges: Exchanges) -> Exchanges:
 
 
 def mean(number: str, exchanges: Exchanges) -> float:
-    return sum(float(exchange["told"][number]) for exchange in exchanges) / len(exchanges)
+    return sum(float(exchange["metrics"][number]) for exchange in exchanges) / len(exchanges)
 
 
 @pytest.mark.system
