@@ -189,5 +189,5 @@ def warnings_of(config: CoordinatorConfig) -> list[str]:
 
 def client_settings() -> dict[str, str]:
     """Return the names the coordinator refuses, with the sentence that says why."""
-    told = dict.fromkeys(CLIENT_SETTINGS, "is a setting of ssfl-client: give it there")
-    return told | {"admin": "is for `ssfl status` and its like; here it is --admin-port"}
+    reasons = dict.fromkeys(CLIENT_SETTINGS, "is a setting of ssfl-client: give it there")
+    return reasons | {"admin": "is for `ssfl status` and its like; here it is --admin-port"}

@@ -52,7 +52,7 @@ from ssfl.server.storage.journal import Journal, holds_journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
-from ssfl.server.watch.http_ports import Watch
+from ssfl.server.watch.http_ports import HttpPorts
 
 if TYPE_CHECKING:
     from ssfl.server.rpc.tls import Security  # loads cryptography, which only TLS needs
@@ -105,16 +105,18 @@ def _main(argv: Sequence[str]) -> int:
 
 
 async def _watched(config: CoordinatorConfig, security: "Security | None") -> int:
-    watch = Watch(config)
-    beating = asyncio.ensure_future(watch.health.beat())
+    http_ports = HttpPorts(config)
+    beating = asyncio.ensure_future(http_ports.health.beat())
     try:
-        return await _serve(config, security, watch)
+        return await _serve(config, security, http_ports)
     finally:
         beating.cancel()
-        await watch.stop()
+        await http_ports.stop()
 
 
-async def _serve(config: CoordinatorConfig, security: "Security | None", watch: Watch) -> int:
+async def _serve(
+    config: CoordinatorConfig, security: "Security | None", http_ports: HttpPorts
+) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None
     if config.init:  # before --fresh moves anything: a file that will not do changes nothing
@@ -141,21 +143,21 @@ async def _serve(config: CoordinatorConfig, security: "Security | None", watch: 
         logs.log_settings(log, settings.describe(config), settings.changed(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
-        watch.open(coordinator, listener.uploads)
+        http_ports.open(coordinator, listener.uploads)
         gc.collect()
         gc.freeze()  # what is loaded by now stays: not to be looked through again and again
-        watch.health.ready = True
+        http_ports.health.ready = True
         _greet(config, run.state)
         jobs.append(asyncio.ensure_future(tick(coordinator)))
         jobs.append(asyncio.ensure_future(_accounts(coordinator, accounts)))
-        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, run, listener, watch)))
+        jobs.append(asyncio.ensure_future(_asked_to_stop(stop, run, listener, http_ports)))
         given_up = asyncio.ensure_future(_given_up(run, config))
         jobs.append(given_up)
         if config.exit_when_done:
             jobs.append(asyncio.ensure_future(_all_delivered(run)))
         await _first_of(jobs)
     finally:
-        watch.health.ready = False
+        http_ports.health.ready = False
         await listener.stop()
         for job in jobs:
             job.cancel()
@@ -289,14 +291,16 @@ def _signals() -> _Stop:
     return stop
 
 
-async def _asked_to_stop(stop: _Stop, run: RunLoop, listener: Listener, watch: Watch) -> None:
+async def _asked_to_stop(
+    stop: _Stop, run: RunLoop, listener: Listener, http_ports: HttpPorts
+) -> None:
     """Return when a signal came and, unless it is urgent, what is under way is done or safe.
 
     Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
     who still computes is not waited for: it sends its result to the coordinator that comes next.
     """
     await stop.wait()
-    watch.health.ready = False
+    http_ports.health.ready = False
     if stop.now.is_set():
         return
     draining = asyncio.ensure_future(_drain(run, listener))

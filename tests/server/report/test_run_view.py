@@ -8,7 +8,7 @@ import pytest
 
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.report import run_view
-from ssfl.server.report.run_view import RunView, Thinned
+from ssfl.server.report.run_view import DownsampledSeries, RunView
 
 Entry = dict[str, Any]
 
@@ -105,10 +105,10 @@ def test_memory_and_documents_do_not_grow_with_rounds() -> None:
 
 @pytest.mark.parametrize("num_points", [0, 1, 1999, 2000, 2001, 3999, 4000, 10_001])
 def test_a_thinned_curve_keeps_its_ends(num_points: int) -> None:
-    thinned = Thinned()
+    series = DownsampledSeries()
     for place in range(num_points):
-        thinned.add({"place": place})
-    kept = [point["place"] for point in thinned.points()]
+        series.add({"place": place})
+    kept = [point["place"] for point in series.points()]
     assert len(kept) == num_points if num_points < 2000 else 1000 <= len(kept) <= 2000
     assert num_points == 0 or (kept[0], kept[-1]) == (0, num_points - 1)
 

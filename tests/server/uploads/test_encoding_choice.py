@@ -81,7 +81,7 @@ def test_an_encoding_of_the_future_is_kept_and_never_used() -> None:
     reader = reader_of(member((*BASIC, 77)), FAR, "on")
     assert 77 in reader.encodings
     assert not reader.knows_references
-    assert reader.told(RunSettings()) == "values_only"
+    assert reader.encoding_name(RunSettings()) == "values_only"
 
 
 @pytest.mark.parametrize("value_type", ["float32", "bfloat16", "int8", "grid"])
@@ -98,16 +98,16 @@ def test_an_older_client_sends_plain_values_in_every_run(value_type: str) -> Non
 def test_a_lossy_run_is_lossy_on_every_link(value_type: str, word: str) -> None:
     settings = RunSettings(value_type=value_type)
     for coded in (False, True):
-        assert Reader(frozenset(ALL), coded).told(settings) == word
+        assert Reader(frozenset(ALL), coded).encoding_name(settings) == word
 
 
 def test_a_client_without_the_runs_lossy_code_sends_exact_values() -> None:
     settings = RunSettings(value_type="int8")
     without = frozenset({*BASIC, transfer_pb2.ENCODING_REFERENCE, transfer_pb2.ENCODING_GRID})
-    assert Reader(without, coded=True).told(settings) == "reference"
-    assert Reader(without, coded=False).told(settings) == "values_only"
+    assert Reader(without, coded=True).encoding_name(settings) == "reference"
+    assert Reader(without, coded=False).encoding_name(settings) == "values_only"
 
 
 def test_an_exact_run_is_coded_where_the_link_is() -> None:
-    assert Reader(frozenset(ALL), coded=True).told(RunSettings()) == "reference"
-    assert Reader(frozenset(ALL), coded=False).told(RunSettings()) == "values_only"
+    assert Reader(frozenset(ALL), coded=True).encoding_name(RunSettings()) == "reference"
+    assert Reader(frozenset(ALL), coded=False).encoding_name(RunSettings()) == "values_only"

@@ -47,7 +47,7 @@ def make_results(state: Path, folder: Path) -> None:
     source = open_state(state)
     assert source.model is not None
     folder.mkdir(parents=True)
-    blocks = history_blocks(JournalFile(state / "journal"), 1 << 40, source.told)
+    blocks = history_blocks(JournalFile(state / "journal"), 1 << 40, source.summary)
     (folder / "history.json").write_bytes(b"".join(blocks))
     (folder / "manifest.json").write_bytes(source.model[0].json)
     (folder / "mask.bin").write_bytes(source.model[1].bits)

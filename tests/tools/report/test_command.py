@@ -17,10 +17,10 @@ import pytest
 from ssfl.program.exits import ExitCode
 from ssfl.server.report import contents
 from ssfl.server.report.from_state_dir import open_state
-from ssfl.server.report.mask_image import MOST_BLOCKS, block_shares
+from ssfl.server.report.mask_image import MAX_BLOCKS, block_shares
 from ssfl.server.report.run_view import RunView
 from ssfl.server.report.source import open_folder
-from ssfl.server.report.traffic import Against, paper_break_even
+from ssfl.server.report.traffic import DenseComparison, paper_break_even
 from ssfl.tools import main as tools
 from ssfl.tools.report.command import open_run
 from tools.report.report_fixtures import MASKED, VALUES, document, history_of, make_state, rewrite
@@ -145,7 +145,7 @@ def test_bytes_are_compared_with_the_formulas_of_the_paper(
 
 
 def test_rounds_before_the_first_mask_count_as_dense_by_the_formulas() -> None:
-    against, view = Against(120, 100), RunView()
+    against, view = DenseComparison(120, 100), RunView()
     kept = {2: 50, 3: 50, 4: 10}
     for number in range(5):
         entries: list[tuple[str, Any]] = []
@@ -168,7 +168,7 @@ def test_the_image_of_a_mask_has_the_density_of_every_block() -> None:
     kept = np.zeros((130, 3), dtype=np.uint8)
     kept[:2, 0] = 1
     shares = block_shares(kept)
-    assert shares.shape == (MOST_BLOCKS, 3)
+    assert shares.shape == (MAX_BLOCKS, 3)
     assert shares[0].tolist() == [1.0, 0.0, 0.0] and shares[1:].sum() == 0
     assert block_shares(np.ones((1, 1), dtype=np.uint8)).tolist() == [[1.0]]
 

@@ -12,7 +12,7 @@ from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.report.run_view import RunView
-from ssfl.server.report.traffic import Against
+from ssfl.server.report.traffic import DenseComparison
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
@@ -74,11 +74,11 @@ class CountingFederation(SimulatedFederation):
         return super()._with_accounting(fact)
 
 
-def viewed(run: CountingFederation) -> tuple[RunView, Against]:
+def viewed(run: CountingFederation) -> tuple[RunView, DenseComparison]:
     """Return the view of the page and the comparison of the report for a run's history."""
     settings, manifest = run.settings, run.model.manifest
     view = RunView(own_masks=has_own_masks(settings.strategy, settings.criterion))
-    against = Against(manifest.size, manifest.num_masked)
+    against = DenseComparison(manifest.size, manifest.num_masked)
     steps = [
         *(("evaluations", entry) for entry in run.history.evaluations),
         *(("masks", entry) for entry in run.history.masks),

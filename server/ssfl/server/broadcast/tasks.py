@@ -169,10 +169,10 @@ def _score(
 
 def _holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
     """Return the request of a client that gets the initial weights with the same task."""
-    told = pb.NextTaskRequest()
-    told.CopyFrom(request)
-    told.initial_digest = digest
-    return told
+    request_with_initial = pb.NextTaskRequest()
+    request_with_initial.CopyFrom(request)
+    request_with_initial.initial_digest = digest
+    return request_with_initial
 
 
 def _finish(

@@ -61,7 +61,7 @@ class Bucket:
         self._most, self._every_s = most, every_s
         self._left, self._at_s = float(most), now_s
 
-    def take(self, now_s: float, cost: float = 1.0) -> float:
+    def spend(self, now_s: float, cost: float = 1.0) -> float:
         """Let one through and return 0; or return the seconds until it may pass."""
         refilled = self._left + (now_s - self._at_s) / self._every_s
         self._left, self._at_s = min(float(self._most), refilled), now_s
@@ -87,7 +87,7 @@ class Joins:
             who = f"{client} joins"
         else:
             bucket, who = self._newcomers, "new clients join"
-        if wait_s := bucket.take(now_s, 1 + num_classes / CLASSES):
+        if wait_s := bucket.spend(now_s, 1 + num_classes / CLASSES):
             raise TooManyJoins(f"{who} more often than anybody has to: try again in {wait_s:.1f} s")
 
 

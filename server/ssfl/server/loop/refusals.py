@@ -40,19 +40,19 @@ class Refusals:
         self._members: set[str] = set()
         self._strangers: set[str] = set()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}  # when, and the count then
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}  # when, and the count then
 
     def count(self, client: str, reason: str, text: str, **where: Any) -> None:
         """Count a refusal and, unless that was done within the last minute, log it."""
         key = self._named(client), reason
         self._counts[key] += 1
         now_s = self._clock()
-        told_s, told = self._told.get(key, (-EVERY_S, 0))
-        if told and now_s - told_s < EVERY_S:
+        logged_s, logged = self._logged.get(key, (-EVERY_S, 0))
+        if logged and now_s - logged_s < EVERY_S:
             return
         count = self._counts[key]
-        self._told[key] = now_s, count
-        times = {"times": count - told} if count - told > 1 else {}
+        self._logged[key] = now_s, count
+        times = {"times": count - logged} if count - logged > 1 else {}
         extra = {"client": key[0], "reason": reason, **where, **times}
         log.warning("call refused: %s", text, extra=extra)
 

@@ -23,7 +23,7 @@ from ssfl.server.report.mask_image import mask_pictures
 from ssfl.server.report.page import page, to_json
 from ssfl.server.report.run_view import RunView, layer_rows, sent_bytes
 from ssfl.server.report.source import LISTS, ReportError, Source, open_folder
-from ssfl.server.report.traffic import Against, formulas, paper_break_even
+from ssfl.server.report.traffic import DenseComparison, formulas, paper_break_even
 
 FORMAT = 1  # of report.json
 HTML, JSON = "report.html", "report.json"
@@ -73,15 +73,15 @@ def report_document(
     `on_round` is called with the entry of every round, and its point of the curve, `on_test` with
     that of every test by all clients.
     """
-    told, settings = source.told, source.told["settings"]
+    summary, settings = source.summary, source.summary["settings"]
     own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
     view = RunView(own_masks=own_masks)
-    mask = told.get("mask") or {}
+    mask = summary.get("mask") or {}
     against = None
     if mask.get("num_masked"):
-        against = Against(mask["num_values"], mask["num_masked"])
+        against = DenseComparison(mask["num_values"], mask["num_masked"])
     newest: Entry = {}
-    best = _Best(told.get("best"))
+    best = _Best(summary.get("best"))
     try:
         for name, entry in source.entries(LISTS):
             view.add(name, entry)
@@ -102,46 +102,46 @@ def report_document(
     return {
         "format": FORMAT,
         "kind": "run",
-        "run_id": told["run_id"],
-        "software": told.get("software", ""),
-        "verdict": verdict(told),
-        "rounds_done": told["rounds_done"],
+        "run_id": summary["run_id"],
+        "software": summary.get("software", ""),
+        "verdict": verdict(summary),
+        "rounds_done": summary["rounds_done"],
         "rounds_planned": settings.get("rounds"),
         "strategy": settings.get("strategy", ""),
         "settings": setting_rows(settings),
-        "encodings": encodings(told["ledger"]),
+        "encodings": encodings(summary["ledger"]),
         "quality": _quality(best.tested, view, newest),
         "curve": view.curve(),
         "evaluations": view.evaluations(),
         "timeline": view.timeline(),
         "times": _times(view),
-        "bytes": _bytes(told, view, against),
+        "bytes": _bytes(summary, view, against),
         "mask": {key: mask[key] for key in mask if key != "layers"} or None,
         "layers": layer_rows(mask.get("layers") or {}),
         "masks": view.masks(),
         "num_masks": view.num_masks,
         "pictures": mask_pictures(*source.model) if source.model else [],
-        "votes": told.get("votes") or [],
-        "not_voted": told.get("not_voted") or [],
-        "densities": told.get("densities") or [],
-        "clients": _clients(told["clients"], view.clients()),
-        "personal": told.get("personal"),
+        "votes": summary.get("votes") or [],
+        "not_voted": summary.get("not_voted") or [],
+        "densities": summary.get("densities") or [],
+        "clients": _clients(summary["clients"], view.clients()),
+        "personal": summary.get("personal"),
         "incidents": view.incidents(),
-        "num_void": told.get("num_void", 0),
-        "model_digest": told.get("model_digest", ""),
-        "best": told.get("best"),
+        "num_void": summary.get("num_void", 0),
+        "model_digest": summary.get("model_digest", ""),
+        "best": summary.get("best"),
     }
 
 
-def verdict(told: Mapping[str, Any]) -> Entry:
+def verdict(summary: Mapping[str, Any]) -> Entry:
     """Return in a word and a sentence how the run ended, or that it has not."""
-    done, planned = told["rounds_done"], told["settings"].get("rounds")
+    done, planned = summary["rounds_done"], summary["settings"].get("rounds")
     count = f"{done} of {planned} rounds"
-    if told.get("stopped"):
+    if summary.get("stopped"):
         return {"word": "stopped", "text": f"stopped by an operator after {count}"}
-    if told.get("ended_early"):
-        return {"word": "ended early", "text": f"ended after {count}: {told['ended_early']}"}
-    if told["finished"]:
+    if summary.get("ended_early"):
+        return {"word": "ended early", "text": f"ended after {count}: {summary['ended_early']}"}
+    if summary["finished"]:
         all_of_them = f"all {done} rounds" if done != 1 else "its one round"
         return {"word": "finished", "text": f"finished {all_of_them}"}
     return {"word": "not finished", "text": f"not finished: {count} so far"}
@@ -226,8 +226,8 @@ def _times(view: RunView) -> Entry:
     }
 
 
-def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> Entry:
-    rows: Sequence[Mapping[str, Any]] = told["ledger"]
+def _bytes(summary: Mapping[str, Any], view: RunView, against: DenseComparison | None) -> Entry:
+    rows: Sequence[Mapping[str, Any]] = summary["ledger"]
     found = view.bytes(rows, against.num_values if against else 0)
     counts = ("payload_bytes", "message_bytes", "socket_bytes")
     found["total"] = {
@@ -238,8 +238,8 @@ def _bytes(told: Mapping[str, Any], view: RunView, against: Against | None) -> E
         for way in Direction
     }
     if against:
-        found["formulas"] = formulas(against, rows, view, len(told["clients"]))
-        kept = told["mask"]["num_kept"]
+        found["formulas"] = formulas(against, rows, view, len(summary["clients"]))
+        kept = summary["mask"]["num_kept"]
         by_paper = paper_break_even(against.num_values, against.num_masked, kept)
         found["break_even"] = {"round": against.break_even, "paper": by_paper}
     return found

@@ -25,23 +25,23 @@ def open_state(folder: Path) -> Source:
     """Return what the journal of a state directory tells, up to its last whole record."""
     journal = JournalFile(StateDirectory(folder).journal)
     try:
-        told = _replayed(journal)
-        model = _mask(folder, told.state)
+        replayed = _replayed(journal)
+        model = _mask(folder, replayed.state)
     except (StateError, ValueError) as error:
         raise ReportError(f"{folder}: {error}") from error
     except OSError as error:
         raise ReportError(f"cannot read {error.filename or folder}: {error.strerror}") from error
-    ledger, num_bytes = told.newest.account
-    document = run_document(told.state, None, told.newest, ledger)
+    ledger, num_bytes = replayed.newest.account
+    document = run_document(replayed.state, None, replayed.newest, ledger)
     if model:
-        document["mask"] = mask_document(*model, told.state.mask_epoch)
+        document["mask"] = mask_document(*model, replayed.state.mask_epoch)
     path = StateDirectory(folder).ledger
     return Source(
         folder,
         document,
         lambda names: (
             (one.name, one.entry)
-            for one in Follower(journal).entries(told.num_bytes)
+            for one in Follower(journal).entries(replayed.num_bytes)
             if one.name in names
         ),
         path if path.is_file() else None,

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 
-MOST_BLOCKS = 64  # each way
-MOST_PICTURES = 60  # of the largest tensors: a report stays small for models of any depth
+MAX_BLOCKS = 64  # each way
+MAX_PICTURES = 60  # of the largest tensors: a report stays small for models of any depth
 
 
 def mask_pictures(manifest: Manifest, mask: Mask) -> list[dict[str, Any]]:
     """Return the pictures in the model's order, one tensor unpacked at a time."""
     tensors = list(manifest.masked())
-    largest = sorted(tensors, key=lambda one: -one[0].size)[:MOST_PICTURES]
+    largest = sorted(tensors, key=lambda one: -one[0].size)[:MAX_PICTURES]
     shown = {tensor.name for tensor, _ in largest if tensor.size}
     packed = np.frombuffer(mask.bits, dtype=np.uint8)
     return [
@@ -47,8 +47,8 @@ def tensor_bits(packed: npt.NDArray[np.uint8], place: slice) -> npt.NDArray[np.u
 
 
 def block_shares(kept: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Return the mean of every block of a table, at most `MOST_BLOCKS` each way."""
-    tops, lefts = (np.unique(np.linspace(0, n, min(n, MOST_BLOCKS) + 1).astype(int))[:-1]
+    """Return the mean of every block of a table, at most `MAX_BLOCKS` each way."""
+    tops, lefts = (np.unique(np.linspace(0, n, min(n, MAX_BLOCKS) + 1).astype(int))[:-1]
                    for n in kept.shape)  # fmt: skip
     counts = np.add.reduceat(np.add.reduceat(kept, tops, 0, dtype=np.int64), lefts, 1)
     heights, widths = np.diff([*tops, kept.shape[0]]), np.diff([*lefts, kept.shape[1]])

@@ -41,8 +41,8 @@ def history_document(coordinator: Coordinator) -> Callable[[], bytes]:
     newest, ledger = copy(coordinator.history), coordinator.ledger.rows()
 
     def document() -> bytes:
-        told = run_document(state, model, newest, ledger)
-        return b"".join(history_blocks(coordinator.journal, stop, told))
+        summary = run_document(state, model, newest, ledger)
+        return b"".join(history_blocks(coordinator.journal, stop, summary))
 
     return document
 
@@ -127,8 +127,10 @@ def write_accounts(coordinator: Coordinator, out_dir: Path) -> None:
         newest = copy(coordinator.history)
         ledger, num_bytes = newest.account
         copy_ledger(coordinator.ledger_file.path, folder / "ledger.csv", num_bytes)
-        told = run_document(coordinator.run.state, coordinator.run.model, newest, ledger)
-        blocks = history_blocks(coordinator.journal, coordinator.run.published_journal_bytes, told)
+        summary = run_document(coordinator.run.state, coordinator.run.model, newest, ledger)
+        blocks = history_blocks(
+            coordinator.journal, coordinator.run.published_journal_bytes, summary
+        )
         write_atomic(folder / "history.json", blocks)
 
 

@@ -19,7 +19,7 @@ from ssfl.server.accounting.dense_equivalent import BYTES_PER_VALUE, COMPARED, M
 from ssfl.server.accounting.ledger import ONE_OFF, Direction
 from ssfl.server.history.run_history import Entry
 
-MOST_POINTS = 2000  # of a curve; at this length every second point goes
+MAX_POINTS = 2000  # of a curve; at this length every second point goes
 NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
@@ -30,7 +30,7 @@ Rows = Iterable[Mapping[str, Any]]
 _TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
 
 
-class Thinned:
+class DownsampledSeries:
     """Every n-th of the points added, the newest, and the extremes; n doubles with the length."""
 
     def __init__(self, *extremes: Callable[[Entry], float | None]) -> None:
@@ -51,7 +51,7 @@ class Thinned:
             size, largest = size_of(point), self._extremes[number]
             if size is not None and (largest is None or size > largest[0]):
                 self._extremes[number] = (size, place, point)
-        if len(self._kept) >= MOST_POINTS:
+        if len(self._kept) >= MAX_POINTS:
             self._kept = self._kept[::2]
             self._stride *= 2
 
@@ -112,10 +112,10 @@ class RunView:
 
     def __init__(self, *, own_masks: bool = False) -> None:
         """`own_masks`: each client trains under a mask of its own."""
-        self._curve = Thinned(
+        self._curve = DownsampledSeries(
             lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
         )
-        self._evaluations = Thinned(lambda point: point["accuracy"], _negative("loss"))
+        self._evaluations = DownsampledSeries(lambda point: point["accuracy"], _negative("loss"))
         self._timeline: deque[Entry] = deque(maxlen=NEWEST_ROUNDS)
         self._masks: deque[Entry] = deque(maxlen=NEWEST_MASKS)
         self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
@@ -267,9 +267,9 @@ class RunView:
         ]
         if missing or late or entry.get("attempt"):
             attempts = entry.get("attempt", 0)
-            told = {"late": late[:SLOWEST_CLIENTS], "num_late": len(late)}
+            late_rows = {"late": late[:SLOWEST_CLIENTS], "num_late": len(late)}
             self._incidents.append(
-                {"round": entry["round"], "void_attempts": attempts, **lost, **told}
+                {"round": entry["round"], "void_attempts": attempts, **lost, **late_rows}
             )
         slowest = sorted(clients, key=_received_s, reverse=True)[:SLOWEST_CLIENTS]
         self._timeline.append(

@@ -39,12 +39,12 @@ class ReportError(Exception):
 class Source:
     """One run: what is known at its end, and its steps one by one, as often as they are asked for.
 
-    `told` is history.json without the lists of `LISTS`; `entries` yields those of the lists named,
-    in the order they came about in.
+    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of a given
+    lists in chronological order.
     """
 
     folder: Path
-    told: dict[str, Any]
+    summary: dict[str, Any]
     entries: Callable[[Sequence[str]], Entries]
     ledger: Path | None  # ledger.csv, where there is one
     model: tuple[Manifest, Mask] | None  # None: the run has agreed on no mask yet
@@ -75,14 +75,16 @@ def open_folder(folder: Path) -> Source:
     """Return the run whose results a coordinator wrote into `folder`."""
     history = folder / HISTORY
     try:
-        told, entries = _open_history(history)
+        summary, entries = _open_history(history)
     except OSError as error:
         raise ReportError(f"cannot read {history}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # also of text that is not UTF-8
         raise _damaged(history, error) from error
-    _check(history, told)
+    _check(history, summary)
     ledger = folder / LEDGER
-    return Source(folder, told, entries, ledger if ledger.is_file() else None, _mask(folder, told))
+    return Source(
+        folder, summary, entries, ledger if ledger.is_file() else None, _mask(folder, summary)
+    )
 
 
 def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]], Entries]]:
@@ -141,18 +143,18 @@ def _damaged(path: Path, why: object) -> ReportError:
     return ReportError(f"{path} is damaged: {why}; restore it, or name the run's state directory")
 
 
-def _check(path: Path, told: dict[str, Any]) -> None:
-    missing = [name for name in NEEDED if name not in told]
+def _check(path: Path, summary: dict[str, Any]) -> None:
+    missing = [name for name in NEEDED if name not in summary]
     if missing:
         raise ReportError(f"{path} is not the history of a run: it holds no {missing[0]!r}")
-    if told.get("format") != FORMAT:
+    if summary.get("format") != FORMAT:
         raise ReportError(
-            f"{path} has format {told.get('format')!r}; this version reads {FORMAT}: "
+            f"{path} has format {summary.get('format')!r}; this version reads {FORMAT}: "
             "use the version that wrote it, or a later one"
         )
 
 
-def _mask(folder: Path, told: dict[str, Any]) -> tuple[Manifest, Mask] | None:
+def _mask(folder: Path, summary: dict[str, Any]) -> tuple[Manifest, Mask] | None:
     """Return the final mask, if its files are there and are those of the history."""
     if not (folder / MANIFEST).is_file() or not (folder / MASK).is_file():
         return None
@@ -161,7 +163,7 @@ def _mask(folder: Path, told: dict[str, Any]) -> tuple[Manifest, Mask] | None:
         mask = Mask((folder / MASK).read_bytes(), manifest.num_masked)
     except (MethodError, ValueError, OSError) as error:
         raise ReportError(f"{folder / MASK} and {MANIFEST} cannot be read: {error}") from error
-    expected = (told.get("mask") or {}).get("digest")
+    expected = (summary.get("mask") or {}).get("digest")
     if mask.digest.hex() != expected:
         raise ReportError(f"{folder / MASK} is not the mask that {HISTORY} tells of")
     return manifest, mask

@@ -18,7 +18,7 @@ from ssfl.server.report.run_view import RunView, payload
 
 
 @dataclass
-class Against:
+class DenseComparison:
     """Sums, entry by entry, what others would have sent; before the first mask all is dense."""
 
     num_values: int
@@ -51,7 +51,7 @@ class Against:
 
 
 def formulas(
-    against: Against, rows: Sequence[Mapping[str, Any]], view: RunView, num_clients: int
+    against: DenseComparison, rows: Sequence[Mapping[str, Any]], view: RunView, num_clients: int
 ) -> list[Entry]:
     """Return lines of what each kind of transfer comes to: dense, by the paper, and here.
 

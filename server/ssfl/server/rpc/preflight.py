@@ -69,7 +69,7 @@ class Preflight:
         self, requests: AsyncIterator[pb.CheckRequest], peer: str = ""
     ) -> AsyncIterator[pb.CheckResponse]:
         """Answer one check, message by message."""
-        wait_s = self._questions.take(self._clock())
+        wait_s = self._questions.spend(self._clock())
         if wait_s or self._open >= OPEN_CHECKS:
             raise _too_many(max(1.0, wait_s))
         self._open += 1
@@ -155,7 +155,7 @@ class Preflight:
             return
         if self._measuring >= MEASURING:
             raise _too_many(MAX_NOISE_S)
-        if wait_s := self._measurements.take(self._clock()):
+        if wait_s := self._measurements.spend(self._clock()):
             raise _too_many(wait_s)
         call.measures = True
         self._measuring += 1

@@ -98,7 +98,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
             log.info(
-                "client ready", extra={"client": client, "values": reader.told(state.settings)}
+                "client ready",
+                extra={"client": client, "values": reader.encoding_name(state.settings)},
             )
         response = pb.JoinResponse(
             run_id=state.run_id,
@@ -150,10 +151,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: pb.ReportEvaluationRequest, context: Any
     ) -> pb.ReportEvaluationResponse:
         member = await self._context.member(request.caller, context.peer())
-        told = [request.evaluation]
-        told += [request.validation] if request.HasField("validation") else []
-        told += [request.personal] if request.HasField("personal") else []
-        request_checks.check_report(request.work_s, evaluations=told)
+        evaluations = [request.evaluation]
+        evaluations += [request.validation] if request.HasField("validation") else []
+        evaluations += [request.personal] if request.HasField("personal") else []
+        request_checks.check_report(request.work_s, evaluations=evaluations)
         self._context.ledger.count(
             "evaluation", Direction.UP, request.ByteSize(), client=member.client
         )

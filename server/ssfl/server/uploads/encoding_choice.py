@@ -45,7 +45,7 @@ class Reader:
             return transfer_pb2.ENCODING_REFERENCE
         return transfer_pb2.ENCODING_VALUES_ONLY
 
-    def told(self, settings: RunSettings) -> str:
+    def encoding_name(self, settings: RunSettings) -> str:
         """Return how values travel on this link, in a word."""
         return encoding_word(self.update_encoding(settings))
 

@@ -21,7 +21,7 @@ from ssfl.server.watch.health import Health
 WATCHERS = ("admin", "prometheus")
 
 
-class Watch:
+class HttpPorts:
     """Those of the ports that were asked for."""
 
     def __init__(self, config: CoordinatorConfig) -> None:

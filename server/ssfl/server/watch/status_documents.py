@@ -31,9 +31,9 @@ from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
 
 READ_S = 0.2  # of the journal, at one question
-MOST_NAMES = 20  # of missing clients
-MOST_POINTS = 1000  # of a curve, at one question
-MOST_ROWS = 200  # of clients, at one question
+MAX_NAMES = 20  # of missing clients
+MAX_POINTS = 1000  # of a curve, at one question
+MAX_ROWS = 200  # of clients, at one question
 SORTS = (
     *("name", "state", "samples", "last_seen_s", "steps_done", "work_s", "upload_s"),
     *("bytes_per_s", "refusals"),
@@ -215,7 +215,7 @@ class Documents:
             return None
         return {
             "reason": stall.reason,
-            "missing": list(stall.missing[:MOST_NAMES]),
+            "missing": list(stall.missing[:MAX_NAMES]),
             "num_missing": len(stall.missing),
             "unblock": stall.unblock,
             "seconds": self._clock() - stall.since_s,

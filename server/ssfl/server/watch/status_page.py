@@ -16,7 +16,7 @@ import orjson
 
 from ssfl.program.monitor.web import Request, Response, Route, text_response
 from ssfl.server.run.waiting import STATES
-from ssfl.server.watch.status_documents import MOST_POINTS, MOST_ROWS, SORTS, Document, Documents
+from ssfl.server.watch.status_documents import MAX_POINTS, MAX_ROWS, SORTS, Document, Documents
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -61,7 +61,7 @@ def page_routes(documents: Documents) -> dict[str, Route]:
         "/api/v1/status": _document(lambda _: documents.status()),
         "/api/v1/clients": _document(lambda request: _clients(documents, request)),
         "/api/v1/rounds": _document(
-            lambda request: documents.rounds(_number(request, "points", POINTS, 2, MOST_POINTS)),
+            lambda request: documents.rounds(_number(request, "points", POINTS, 2, MAX_POINTS)),
             history,
         ),
         "/api/v1/timeline": _document(lambda _: documents.timeline(), history),
@@ -129,7 +129,7 @@ def _clients(documents: Documents, request: Request) -> Document:
         sort=_choice(request, "sort", SORTS),
         descending=order == "descending",
         offset=_number(request, "offset", 0, 0, 2**31),
-        limit=_number(request, "limit", ROWS, 1, MOST_ROWS),
+        limit=_number(request, "limit", ROWS, 1, MAX_ROWS),
     )
 
 

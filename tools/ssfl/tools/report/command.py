@@ -72,7 +72,7 @@ def _of_one(config: ReportConfig, source: Source) -> Path | None:
     if (source.folder / HISTORY).is_file() and not config.out:
         with _writing(source.folder / HTML):
             return write_report(source.folder)
-    html = _html(config, f"report-{source.told['run_id']}.html")
+    html = _html(config, f"report-{source.summary['run_id']}.html")
     with _writing(html):
         write_files(source, html, f"{html.stem}-")
     return html
@@ -149,7 +149,7 @@ def _only(where: Path, pattern: str) -> Path | None:
 
 def _newest(state: Source, runs: Path) -> Source:
     """Return the results of the run of a state directory if there are some, else the state."""
-    results = runs / state.told["run_id"] / "coordinator"
+    results = runs / state.summary["run_id"] / "coordinator"
     return open_folder(results) if (results / HISTORY).is_file() else state
 
 

@@ -33,11 +33,11 @@ def comparison_document(
     return {
         "format": FORMAT,
         "kind": "comparison",
-        "title": f"ssfl runs {first.told['run_id']} and {second.told['run_id']}",
+        "title": f"ssfl runs {first.summary['run_id']} and {second.summary['run_id']}",
         "names": list(names),
         "runs": [{key: report[key] for key in _KEPT} for report in reports],
         "settings": [
-            *_differing(first.told["settings"], second.told["settings"]),
+            *_differing(first.summary["settings"], second.summary["settings"]),
             *_encoding_differences(*(report["encodings"] for report in reports)),
         ],
         "measure": measure,
@@ -143,7 +143,7 @@ def _ledger_line(
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
     """Return the overlap of the two masks, in all and by layer."""
-    if "fedavg" in (source.told["settings"].get("strategy") for source in (first, second)):
+    if "fedavg" in (source.summary["settings"].get("strategy") for source in (first, second)):
         return {"why_not": "strategy fedavg has no mask", "layers": []}
     if first.model is None or second.model is None:
         return {"why_not": "a run has no mask", "layers": []}
