@@ -33,7 +33,7 @@ def test_a_run_below_its_quorum_reports_the_stall_and_resumes_by_itself(raw: Raw
     assert "waiting" in shown.out and "bob" in shown.out
     raw.bob.join()
     assert raw.coordinator.status().phase == "train"
-    raw.coordinator.says("the run goes on")
+    raw.coordinator.says("the run continues")
     raw.finish_honestly()
 
 

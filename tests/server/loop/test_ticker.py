@@ -11,7 +11,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.server.loop import ticker as module
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.ticker import _Teller, look_for_lost, tick
+from ssfl.server.loop.ticker import _WaitingLog, look_for_lost, tick
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase
 
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
             await asyncio.sleep(0)
         presence.heard(C2, clock())
         await until(coordinator, Phase.SCORE)
-        while "the run goes on" not in caplog.text:
+        while "the run continues" not in caplog.text:
             await asyncio.sleep(0)
         ticking.cancel()
 
@@ -121,15 +121,15 @@ def test_a_stalled_run_that_is_paused_does_not_go_on(
     async def script(coordinator: Coordinator) -> None:
         await begin(coordinator, manifest)
         await coordinator.run.post(events.Lost(C2))
-        teller = _Teller(coordinator)
-        teller.tell(1000.0)
+        waiting_log = _WaitingLog(coordinator)
+        waiting_log.update(1000.0)
         await coordinator.run.post(events.PauseAsked(1.7e9))
         assert coordinator.run.state.stall is None
-        teller.tell(1100.0)
+        waiting_log.update(1100.0)
         await coordinator.run.post(events.ResumeAsked())
-        teller.tell(1200.0)
+        waiting_log.update(1200.0)
 
     conduct(tmp_path, script)
     said = [one.getMessage()[:7] for one in caplog.records if one.name == "ssfl.coordinator"]
     assert said == ["WAITING", "waiting", "WAITING"]
-    assert "the run goes on" not in caplog.text
+    assert "the run continues" not in caplog.text

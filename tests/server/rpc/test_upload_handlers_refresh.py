@@ -156,7 +156,7 @@ def test_scores_of_the_initial_weights_are_none_of_the_trained_ones(
             scores=announced(data, DENSE),
         )
         request = pb.ReportSaliencyRequest(caller=steps.caller(C1), header=header)
-        with pytest.raises(StaleBase, match="scores are of other weights"):
+        with pytest.raises(StaleBase, match="scores are for other weights"):
             _ = [word(one) async for one in steps.handlers.scores(stream(request))]
         assert (await steps.scores(announced(data, DENSE), data))[-1] == "accepted"
 

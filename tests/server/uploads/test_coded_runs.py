@@ -229,7 +229,7 @@ def test_a_payload_larger_than_it_can_be_is_refused_before_a_byte(
     async def tell(steps: Steps) -> None:
         for size in (4 * 6 + 16 + 1, 2**40):
             payload, data = coded(steps, steps.base, num_bytes=size)
-            with pytest.raises(InvalidRequest, match="at most 40 are expected"):
+            with pytest.raises(InvalidRequest, match="expected at most 40"):
                 await steps.update(payload, data)
         assert steps.spooled() == {}
 

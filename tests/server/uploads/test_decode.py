@@ -62,7 +62,7 @@ def test_an_update_is_plain_or_exact_or_as_the_run_says(value_type: str) -> None
         try:
             check_update(of(encoding, size), 100, BASE_DIGEST, settings)
         except InvalidRequest as error:
-            assert f"encoding {encoding} where ENCODING_VALUES_ONLY" in str(error)
+            assert f"encoding {encoding} is not allowed; expected ENCODING_VALUES_ONLY" in str(error)
         else:
             allowed.append(encoding)
     lossy = [CODES[value_type][0]] if value_type in CODES else []
@@ -85,13 +85,13 @@ def test_a_coded_update_is_at_most_as_large_as_the_page_says(
     for size in (1, most):
         check_update(of(encoding, size), 70_000, BASE_DIGEST, settings)
     for size in (0, most + 1, 2**63):
-        with pytest.raises(InvalidRequest, match=f"{size} bytes .* at most {most} are expected"):
+        with pytest.raises(InvalidRequest, match=f"{size} bytes .*; expected at most {most}"):
             check_update(of(encoding, size), 70_000, BASE_DIGEST, settings)
 
 
 def test_a_plain_update_has_its_one_size_in_a_lossy_run_too() -> None:
     for size in (399, 401):
-        with pytest.raises(InvalidRequest, match="where 400 are expected"):
+        with pytest.raises(InvalidRequest, match="; expected 400"):
             check_update(
                 of(pb.ENCODING_VALUES_ONLY, size), 100, b"", RunSettings(value_type="int8")
             )
@@ -104,9 +104,9 @@ def test_compact_scores_are_taken_where_the_run_asks_for_them() -> None:
     for size in (1, most):
         check_scores(of(pb.ENCODING_SCORES, size), 70_000, EXACT)
     for size in (0, most + 1):
-        with pytest.raises(InvalidRequest, match=f"at most {most} are expected"):
+        with pytest.raises(InvalidRequest, match=f"expected at most {most}"):
             check_scores(of(pb.ENCODING_SCORES, size), 70_000, EXACT)
-    with pytest.raises(InvalidRequest, match="where ENCODING_DENSE is expected"):
+    with pytest.raises(InvalidRequest, match="expected ENCODING_DENSE"):
         check_scores(of(pb.ENCODING_SCORES, most), 70_000, RunSettings(scores="exact"))
 
 

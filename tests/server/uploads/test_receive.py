@@ -382,11 +382,11 @@ def test_a_slot_is_free_again_however_its_upload_ends(tmp_path: Path, when: str)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoding": 2}, "encoding 2 where ENCODING_VALUES_ONLY is expected"),
-        ({"encoding": 0}, "encoding 0 where ENCODING_VALUES_ONLY is expected"),
+        ({"encoding": 2}, "encoding 2 is not allowed; expected ENCODING_VALUES_ONLY"),
+        ({"encoding": 0}, "encoding 0 is not allowed; expected ENCODING_VALUES_ONLY"),
         ({"encoding": 77}, "encoding 77 where"),
-        ({"num_bytes": 101}, "101 bytes announced where 100 are expected"),
-        ({"num_bytes": 2**63}, "9223372036854775808 bytes announced where 100 are expected"),
+        ({"num_bytes": 101}, "101 bytes announced; expected 100"),
+        ({"num_bytes": 2**63}, "9223372036854775808 bytes announced; expected 100"),
         ({"digest": b"short"}, "a digest has 32 bytes, not 5"),
     ],
 )

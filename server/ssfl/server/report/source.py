@@ -39,8 +39,8 @@ class ReportError(Exception):
 class Source:
     """One run: what is known at its end, and its steps one by one, as often as they are asked for.
 
-    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of the given
-    lists in chronological order.
+    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of the
+    given lists in chronological order.
     """
 
     folder: Path
