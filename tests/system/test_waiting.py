@@ -100,7 +100,7 @@ def test_a_removed_site_is_refused_until_it_is_readmitted(raw: RawRun) -> None:
     }  # fmt: skip
     with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "bob was removed"):
         raw.bob.next_task()
-    with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "ask there why"):
+    with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "ask the operator for the reason"):
         raw.bob.join()
     assert raw.coordinator.client_state("bob") == "removed"
     until(lambda: raw.coordinator.status().phase == "waiting", "the run waits")

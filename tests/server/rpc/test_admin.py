@@ -102,11 +102,11 @@ REFUSALS: dict[str, tuple[RunSettings, str]] = {
     "before a mask": (SETTINGS, "no mask has been agreed yet: wait for the first one"),
     "fedavg": (
         replace(SETTINGS, strategy="fedavg"),
-        "strategy fedavg keeps every weight: there is no mask to renew",
+        "strategy fedavg keeps every weight: there is no mask to refresh",
     ),
     "own masks": (
         replace(SETTINGS, criterion="client-random"),
-        "every client has a mask of its own, for good",
+        "every client has a permanent mask of its own",
     ),
     "warm-up": (
         replace(SETTINGS, warmup_rounds=1, rounds=3),
@@ -217,7 +217,7 @@ def test_a_run_that_has_begun_is_not_started_again(
             assert "had begun already with 2 clients" in capsys.readouterr().out
             assert await ask("pause") == ExitCode.DONE
             assert await ask("start") == ExitCode.REFUSED
-            assert "is paused: `ssfl resume` lets it go on" in capsys.readouterr().err
+            assert "is paused: `ssfl resume` continues it" in capsys.readouterr().err
 
     conduct(tmp_path, script)
 

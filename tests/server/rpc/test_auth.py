@@ -96,7 +96,7 @@ def test_the_join_token_is_asked_of_every_call_but_health() -> None:
     with pytest.raises(Unauthenticated, match="asks for a join token"):
         call(interceptor, request)
     for wrong in ("Bearer 0123456789abcdeF", "0123456789abcdef", "Bearer é"):
-        with pytest.raises(Unauthenticated, match="is not the one of this coordinator"):
+        with pytest.raises(Unauthenticated, match="is not that of this coordinator"):
             call(interceptor, request, {"authorization": wrong})
     assert call(interceptor, request, method="/grpc.health.v1.Health/Check") is request
 

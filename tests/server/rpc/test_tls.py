@@ -108,7 +108,7 @@ def test_loopback_needs_nothing_and_warns_of_nothing(host: str) -> None:
 def test_every_start_warns_of_what_is_open() -> None:
     (first, second) = warnings_of(CoordinatorConfig(host="0.0.0.0", insecure=True))
     assert first.startswith("--insecure: listening beyond this machine without TLS")
-    assert second.startswith("anybody who reaches this port can join")
+    assert second.startswith("anyone who reaches this port can join")
     (one,) = warnings_of(
         CoordinatorConfig(host="0.0.0.0", insecure=True, join_token_file=Path("token"))
     )
