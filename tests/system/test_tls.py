@@ -286,7 +286,7 @@ def test_only_clients_with_the_join_token_can_join(sites: Programs, certs: Path)
         with missing():
             ann.leave(pb.LEAVE_REASON_STOPPING)
         ann.stub = with_token(ann.stub, TOKEN.upper())
-        with refused(StatusCode.UNAUTHENTICATED, "unauthenticated", "is not the one of this"):
+        with refused(StatusCode.UNAUTHENTICATED, "unauthenticated", "is not that of this"):
             ann.join()
     knows.says("joined")
     coordinator.says("client ready")

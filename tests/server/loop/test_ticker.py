@@ -28,7 +28,7 @@ async def until(coordinator: Coordinator, phase: Phase) -> None:
         await asyncio.sleep(0)
 
 
-def test_who_is_silent_for_too_long_is_lost_until_heard_of_again(
+def test_a_silent_client_is_lost_until_it_is_heard_from_again(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     clock = Clock()
@@ -51,7 +51,7 @@ def test_who_is_silent_for_too_long_is_lost_until_heard_of_again(
     conduct(tmp_path, script, clock=clock)
 
 
-def test_a_process_that_stood_still_blames_nobody(
+def test_no_client_is_lost_because_the_process_was_suspended(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.0)
@@ -77,7 +77,7 @@ def test_a_process_that_stood_still_blames_nobody(
     conduct(tmp_path, script, clock=clock)
 
 
-def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
+def test_a_stalled_run_logs_its_missing_clients_at_once(
     tmp_path: Path,
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
@@ -113,7 +113,7 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
     assert "c2 (last seen" in told.missing  # type: ignore[attr-defined]
 
 
-def test_a_stalled_run_that_is_paused_does_not_go_on(
+def test_a_stalled_run_that_is_paused_does_not_continue(
     tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

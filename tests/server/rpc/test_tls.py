@@ -34,7 +34,7 @@ def test_without_certificates_there_are_no_files() -> None:
     assert not read_security(CoordinatorConfig()).mutual
 
 
-def test_new_files_are_taken_and_bad_ones_are_told_about(
+def test_new_tls_files_are_loaded_and_bad_ones_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -62,7 +62,7 @@ def test_new_files_are_taken_and_bad_ones_are_told_about(
     assert caplog.text.count("certificates renewed") == 1
 
 
-def test_the_end_of_a_certificate_is_told_a_month_ahead_once_a_day(
+def test_an_expiring_certificate_is_logged_once_a_day_from_a_month_ahead(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority.open(tmp_path, datetime.now(UTC))
@@ -92,7 +92,9 @@ def test_the_end_of_a_certificate_is_told_a_month_ahead_once_a_day(
         ),
     ],
 )
-def test_what_would_be_open_to_others_is_refused(config: CoordinatorConfig, words: str) -> None:
+def test_an_unprotected_address_beyond_loopback_is_refused(
+    config: CoordinatorConfig, words: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         config.validate()
     assert words in str(caught.value)

@@ -224,7 +224,7 @@ class SlowBuild:
         return initial_vector(manifest, seed)
 
 
-def test_a_build_that_is_no_longer_wanted_holds_nobody_up(
+def test_an_unwanted_build_delays_no_other_description(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge = Manifest((TensorSpec("w", (12_000, 12_000), Role.MASKED, Init("normal", 1.0)),))
