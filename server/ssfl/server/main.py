@@ -96,7 +96,9 @@ def _main(argv: Sequence[str]) -> int:
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
-        if isinstance(error, FileNotFoundError) and not holds_journal(config.state_dir / "journal"):
+        if isinstance(error, FileNotFoundError) and not holds_journal(
+            StateDirectory(config.state_dir).journal
+        ):
             raise ProgramError(str(StateGone(config.state_dir)), ExitCode.STATE) from error
         raise ProgramError(
             f"{error}: the state up to here is kept; make room or fix the disk, then start again",

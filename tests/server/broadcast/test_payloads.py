@@ -72,7 +72,7 @@ LATER = replace(START, values=trained(trained(FIRST)))
 
 
 def holding(model: ModelState | None = None, *, initial: bool = False) -> pb.NextTaskRequest:
-    """What a client says that has mask and base of a model, and the initial weights or not."""
+    """Return the request of a client that holds mask and base, and maybe the initial weights."""
     mask = model.mask if model else None
     return pb.NextTaskRequest(
         initial_digest=START.initial_digest if initial else b"",

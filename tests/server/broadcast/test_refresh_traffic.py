@@ -1,4 +1,4 @@
-"""What travels when a mask is renewed, read by the client's own code with what it holds."""
+"""Payloads of a mask refresh, read by the client's own code with the model it holds."""
 
 from dataclasses import replace
 from itertools import product

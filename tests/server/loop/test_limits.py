@@ -49,7 +49,7 @@ def test_a_full_run_refuses_new_clients_but_not_its_members() -> None:
 
 def test_a_model_bomb_is_refused_by_its_description_alone() -> None:
     bomb = Manifest((TensorSpec("w", (1 << 15, 1 << 15), Role.MASKED, Init("zeros")),))
-    with pytest.raises(ModelUnusable, match=r"1073741824 values, .* --max-model-values"):
+    with pytest.raises(ModelUnusable, match=r"1073741824 values; .* --max-model-values"):
         Limits().check_model(bomb)
     Limits(max_model_values=bomb.size).check_model(bomb)
 

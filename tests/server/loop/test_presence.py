@@ -62,7 +62,7 @@ def test_a_client_may_not_exceed_the_limit_of_open_calls() -> None:
 
 
 def test_a_suspended_process_never_dates_a_sign_of_life_in_the_future() -> None:
-    """Who was heard of while the clock stood still was heard of now, not in the future."""
+    """A client heard from during a suspension counts as seen now, not in the future."""
     sessions = PresenceTable()
     sessions.heard(C1, 1000.0)
     sessions.excuse(900.0, 1001.0)

@@ -1,4 +1,4 @@
-"""Time as the coordinator sees it: who is lost, who is back, and when it stood still itself."""
+"""The ticker: lost clients, returned clients, and suspensions of the coordinator process."""
 
 import asyncio
 import logging

@@ -82,7 +82,9 @@ def test_the_admin_port_requires_the_admin_certificate() -> None:
     interceptor = IdentityInterceptor(certificates=True, admin=True)
     request = admin_pb2.StopRunRequest()
     where = "/ssfl.v1.AdminService/StopRun"
-    with pytest.raises(WrongName, match="for the certificate of 'admin', and this one is of 'ann'"):
+    with pytest.raises(
+        WrongName, match="needs the certificate of 'admin', but this one is of 'ann'"
+    ):
         call(interceptor, request, auth=ANN, method=where)
     admin = {"x509_common_name": [b"admin"]}
     assert call(interceptor, request, auth=admin, method=where) is request

@@ -1,4 +1,4 @@
-"""A check of a client that has not joined: what it is told, and that it leaves no trace."""
+"""A check of a client that has not joined: its answer, and that it leaves no trace."""
 
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -152,7 +152,7 @@ def test_the_bytes_of_a_measurement_are_logged_and_not_in_the_ledger(
         ([noise(1)], "begins with its question"),
         ([asked("no/name")], "client id 'no/name'"),
         ([asked(), asked()], "one question"),
-        ([asked(), noise(1, "other")], "of one client"),
+        ([asked(), noise(1, "other")], "for one client"),
         ([asked(), noise(0)], "noise of 0 bytes"),
         ([asked(), noise(preflight.MAX_PIECE_BYTES + 1)], "noise of 65537 bytes"),
         ([asked(), *129 * [noise(preflight.MAX_PIECE_BYTES)]], "more than 8388608 bytes"),

@@ -1,4 +1,4 @@
-"""The coordinator's certificates follow the files; what each start warns of."""
+"""The coordinator's certificates follow the files; warnings at every start."""
 
 import logging
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_new_tls_files_are_loaded_and_bad_ones_are_logged(
     good = (folder / "coordinator.pem").read_bytes()
     (folder / "coordinator.pem").write_text("half a file")
     assert clients() is None
-    assert "the old ones go on: --tls-cert: " in caplog.text
+    assert "the old ones stay in use: --tls-cert: " in caplog.text
     (folder / "coordinator.pem").write_bytes(good)
     assert clients() is not None
     assert admin() is not None, "every port has to be told"
@@ -85,10 +85,10 @@ def test_an_expiring_certificate_is_logged_once_a_day_from_a_month_ahead(
         (CoordinatorConfig(tls_cert=FILE), "belong together"),
         (CoordinatorConfig(tls_key=FILE), "belong together"),
         (CoordinatorConfig(tls_ca=FILE), "--tls-ca needs"),
-        (CoordinatorConfig(admin_host="0.0.0.0", insecure=True), "anybody could stop the run"),
+        (CoordinatorConfig(admin_host="0.0.0.0", insecure=True), "anyone could stop the run"),
         (
             CoordinatorConfig(admin_host="0.0.0.0", tls_cert=FILE, tls_key=FILE),
-            "anybody could stop the run",
+            "anyone could stop the run",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_every_start_warns_of_what_is_open() -> None:
     (one,) = warnings_of(
         CoordinatorConfig(host="0.0.0.0", insecure=True, join_token_file=Path("token"))
     )
-    assert one.endswith("the join token, too")
+    assert one.endswith("and the join token")
     (one,) = warnings_of(CoordinatorConfig(host="0.0.0.0", tls_cert=FILE, tls_key=FILE))
     assert "can join" in one
     mutual = CoordinatorConfig(host="0.0.0.0", tls_cert=FILE, tls_key=FILE, tls_ca=FILE)

@@ -171,7 +171,7 @@ def test_a_model_bomb_is_refused_before_anything_of_it_is_made(tmp_path: Path) -
 
     async def script(coordinator: Coordinator) -> None:
         await join(coordinator, C1, bomb)
-        with pytest.raises(ModelUnusable, match=r"1073741824 values, .*--max-model-values"):
+        with pytest.raises(ModelUnusable, match=r"1073741824 values; .*--max-model-values"):
             await describe(coordinator, C1, bomb, vector(0))
         await join(coordinator, C2, SENT)
         await coordinator.run.post(events.Lost(C1))

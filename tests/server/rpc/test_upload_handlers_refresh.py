@@ -1,4 +1,4 @@
-"""Uploads around a renewed mask: what is of another mask, weights or step is told apart."""
+"""Uploads around a mask refresh: another mask, other weights or another step are refused."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -105,7 +105,7 @@ async def renewed(steps: Steps) -> update_pb2.SparseUpdate:
 def test_a_late_update_under_an_old_mask_is_refused_as_stale(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    """Its step is long over, but that is not why: it could not count under any step."""
+    """The reason is its mask, not its closed step: it could not count in any step."""
 
     async def part(steps: Steps) -> None:
         late = await renewed(steps)

@@ -48,7 +48,7 @@ def story(
     settings: RunSettings = SETTINGS,
     work: Work = Work.TRAIN,
 ) -> None:
-    """Bring a run to a step and tell what happens there."""
+    """Bring a run to a step and return what happens there."""
 
     async def script(coordinator: Coordinator) -> None:
         steps = Steps(coordinator, manifest)

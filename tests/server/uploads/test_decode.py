@@ -1,4 +1,4 @@
-"""Coded uploads: which are allowed, how large they may be, and what is left of them on disk."""
+"""Coded uploads: allowed encodings, size limits, and the files they leave on disk."""
 
 import hashlib
 from collections.abc import Callable

@@ -272,7 +272,7 @@ def test_a_step_that_ends_during_an_upload_gives_a_receipt_not_an_error(tmp_path
 
 
 def test_a_spool_file_that_vanishes_from_an_open_step_is_sent_again(tmp_path: Path) -> None:
-    """Another upload of the client was first: whether it counts is not for this one to say."""
+    """Another upload of the client committed first; this one does not decide if that counts."""
 
     async def story() -> None:
         receiving = Receiving(tmp_path)

@@ -51,7 +51,7 @@ async def told(answers: AsyncIterator[Any]) -> list[str]:
 async def slowly(
     receiving: SlowReceiving, deadlines: float, requests: list[Any]
 ) -> AsyncIterator[Any]:
-    """Yield requests, each after so much time."""
+    """Yield requests, each after its delay."""
     for request in requests:
         receiving.pass_s(deadlines)
         yield request
@@ -97,7 +97,7 @@ def test_the_rest_of_a_payload_is_progress_however_small(tmp_path: Path) -> None
 def test_slow_uploads_in_every_slot_delay_others_by_about_one_deadline(
     tmp_path: Path,
 ) -> None:
-    """They send just enough, just in time; what ends their turn is that others wait."""
+    """They send the minimum just in time; their turn ends because other uploads wait."""
 
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
@@ -202,7 +202,7 @@ def test_only_the_newest_upload_of_a_client_waits(tmp_path: Path) -> None:
 
 
 def test_a_newer_upload_ends_an_older_one_that_is_silent(tmp_path: Path) -> None:
-    """A client whose wire broke does not wait for its own half-open call."""
+    """A client whose connection broke does not wait for its own half-open call."""
 
     async def story() -> None:
         receiving = SlowReceiving(tmp_path, slots=1)

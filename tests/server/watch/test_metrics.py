@@ -1,4 +1,4 @@
-"""What Prometheus is told of a run: the state as it stands, in its own format."""
+"""Prometheus metrics of a run: the current state in Prometheus's format."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Samples = dict[tuple[str, str], float]
 
 
 def asking(coordinator: Coordinator) -> Callable[[], Samples]:
-    """Return what asks as Prometheus does: every sample by name and the values of its labels."""
+    """Return a function that scrapes like Prometheus: samples by name and label values."""
     uploads = receiver_of(coordinator)
     route = metrics_route(RunCollector(coordinator, uploads, Path("runs")))
 
@@ -69,7 +69,7 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
 
 
 def test_possible_series_start_at_zero(tmp_path: Path) -> None:
-    """`increase` does not see a series begin, and scores, say, are sent but once."""
+    """`increase` misses the first value of a series, and scores are sent only once."""
 
     async def script(coordinator: Coordinator) -> None:
         told = asking(coordinator)()

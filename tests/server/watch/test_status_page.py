@@ -1,4 +1,4 @@
-"""The status page's answers: documents, bounds, headers, and what it never tells."""
+"""The status page's answers: documents, bounds, headers, and secrets it never includes."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ Ask = Callable[..., Any]
 
 
 def asking(coordinator: Coordinator) -> Ask:
-    """Return what asks for a document and reads it."""
+    """Return a function that requests a document and parses it."""
     found = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
 
     def ask(name: str, **query: str) -> Any:
