@@ -253,7 +253,7 @@ def test_a_refreshed_mask_equal_to_the_previous_one_has_another_base() -> None:
 def test_a_client_that_cannot_read_coded_values_is_refused_a_refresh() -> None:
     run, _, _ = renewed()
     run.train()
-    with pytest.raises(InvalidRequest, match="cannot read coded values: update its program"):
+    with pytest.raises(InvalidRequest, match="cannot read coded values: upgrade it"):
         run.task(Client(reader=BASIC), Work.SCORE)
     run.give(Client(reader=BASIC), Work.TRAIN)
 
@@ -283,7 +283,7 @@ def test_a_mask_of_its_own_is_made_by_the_client() -> None:
 
 def test_a_client_that_makes_another_mask_of_its_own_stops() -> None:
     run = Run(replace(SETTINGS, criterion="client-random"))
-    with pytest.raises(Refused, match="makes another mask for us"):
+    with pytest.raises(Refused, match="mask for this client differs from our own"):
         run.give(Client(seed=SETTINGS.seed + 1), Work.TRAIN)
 
 

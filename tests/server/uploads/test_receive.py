@@ -302,7 +302,7 @@ def test_an_upload_of_a_silent_sender_is_ended(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path, no_progress_s=0.001)
         with pytest.raises(
-            NoProgress, match=r"fewer than 16384 .* in 0.001 s: .* goes on at byte 50"
+            NoProgress, match=r"fewer than 16384 .* in 0.001 s: .* resumes at byte 50"
         ):
             await receiving.receive(chunk(0, PAYLOAD[:50]), hangs=True)
 
@@ -384,7 +384,7 @@ def test_a_slot_is_free_again_however_its_upload_ends(tmp_path: Path, when: str)
     [
         ({"encoding": 2}, "encoding 2 is not allowed; expected ENCODING_VALUES_ONLY"),
         ({"encoding": 0}, "encoding 0 is not allowed; expected ENCODING_VALUES_ONLY"),
-        ({"encoding": 77}, "encoding 77 where"),
+        ({"encoding": 77}, "encoding 77 is not allowed"),
         ({"num_bytes": 101}, "101 bytes announced; expected 100"),
         ({"num_bytes": 2**63}, "9223372036854775808 bytes announced; expected 100"),
         ({"digest": b"short"}, "a digest has 32 bytes, not 5"),

@@ -67,7 +67,7 @@ def test_tiny_messages_do_not_count_as_progress(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
         dribble = slowly(receiving, 0.3, pieces(BIG, 1))
-        with pytest.raises(NoProgress, match=r"fewer than 16384 bytes .* goes on at byte 4"):
+        with pytest.raises(NoProgress, match=r"fewer than 16384 bytes .* resumes at byte 4"):
             await told(receiving.stream(dribble, payload=announced(BIG)))
 
     run(story())
@@ -157,7 +157,7 @@ def test_an_upload_that_yielded_its_slot_resumes_without_resending(tmp_path: Pat
             told(receiving.stream(sent(chunk(0, data)), HONEST, announced(data)))
         )
         await reaches(lambda: receiving.uploads.slots.queued == 1)
-        with pytest.raises(SlotYielded, match="what has arrived is kept"):
+        with pytest.raises(SlotYielded, match="the bytes that arrived are kept"):
             await anext(slow)
         assert (await honest)[-1] == "OUTCOME_ACCEPTED"
         # Chunks came at 0.4, 0.8 and 1.2: the third is kept, then it makes room.
