@@ -48,7 +48,7 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
     stranger = sites.run("ssfl", "check", where, "--client-id=stranger")
     assert stranger.process.returncode == 5
     assert "FAILED   admission" in stranger.out
-    assert "this run is reproducible with 3 clients, and all have joined" in stranger.out
+    assert "this reproducible run has 3 clients, and all have joined" in stranger.out
 
     after = coordinator.status()
     assert [client.client_id for client in after.clients] == list(SHARDS)

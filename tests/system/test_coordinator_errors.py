@@ -211,7 +211,7 @@ def test_ctrl_c_ends_the_coordinator_with_its_code_and_keeps_the_run(programs: P
     client.join()
     coordinator.signal(signal.SIGINT)
     assert coordinator.ends() == ExitCode.INTERRUPTED
-    assert "without --fresh, to go on" in coordinator.err
+    assert "without --fresh, to resume" in coordinator.err
     again = programs.coordinator(*RUN, port=coordinator.port)
     again.says("resumed")
     assert again.status().phase == "gathering"  # it serves, so signal handlers are installed
@@ -270,4 +270,4 @@ def test_fresh_moves_only_state_files(programs: Programs) -> None:
     assert (home / "thesis.txt").read_text() == "mine"
     again = programs.coordinator("--state-dir=home", "--fresh")
     assert (home / "thesis.txt").read_text() == "mine"
-    again.says("is moved aside")
+    again.says("moved the earlier run aside")

@@ -164,9 +164,9 @@ def test_a_client_that_stops_reading_is_dropped_and_can_resume(programs: Program
     ann.upload(ann.initial_header(initial_digest=sha256(initial.tobytes())), [])
     call = ann.stub.NextTask(pb.NextTaskRequest(caller=ann.caller))
     first = next(part for part in call if part.WhichOneof("part") == "task")
-    coordinator.says("no byte of the answer was taken for 1 s")
+    coordinator.says("the client read no byte of the answer for 1 s")
     got = 0
-    with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "no_progress", "goes on where it stopped"):
+    with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "no_progress", "resumes where it stopped"):
         for part in call:
             got += len(part.chunk.data)
     assert got < 4 * masked

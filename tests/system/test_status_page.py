@@ -290,7 +290,7 @@ def test_the_page_shows_neither_the_join_token_nor_paths(
         for secret in (tmp_path, programs.folder, token):
             assert str(secret) not in answer, name
     # The log shows these events; the page shows them without secrets and paths.
-    for event in ("configuration", "new run", "call refused: ", "the new TLS files will not do"):
+    for event in ("configuration", "new run", "call refused: ", "the new TLS files cannot be used"):
         assert event in answers["events"]
     assert coordinator.err.count(str(tmp_path)) >= 4
 

@@ -134,7 +134,7 @@ def test_the_admin_port_accepts_only_the_admin_certificate(
     assert json.loads(done.out)["phase"] == "gathering"
     site = status(programs, coordinator, *flags(certs, "ann"))
     assert site.ends() == ExitCode.REFUSED
-    sentence = "the admin port is for the certificate of 'admin', and this one is of 'ann'"
+    sentence = "the admin port needs the certificate of 'admin', but this one is of 'ann'"
     assert f"the coordinator refused: {sentence}" in site.err
     assert sentence in coordinator.says("call refused")
     anonymous = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
@@ -286,7 +286,7 @@ def test_only_clients_with_the_join_token_can_join(sites: Programs, certs: Path)
         with missing():
             ann.leave(pb.LEAVE_REASON_STOPPING)
         ann.stub = with_token(ann.stub, TOKEN.upper())
-        with refused(StatusCode.UNAUTHENTICATED, "unauthenticated", "is not the one of this"):
+        with refused(StatusCode.UNAUTHENTICATED, "unauthenticated", "is not that of this"):
             ann.join()
     knows.says("joined")
     coordinator.says("client ready")
@@ -331,7 +331,7 @@ def test_insecure_listens_and_warns_at_every_start(programs: Programs) -> None:
     for _ in range(2):
         coordinator = programs.coordinator("--host=0.0.0.0", "--insecure", *RUN)
         coordinator.says("--insecure: listening beyond this machine without TLS")
-        coordinator.says("anybody who reaches this port can join")
+        coordinator.says("anyone who reaches this port can join")
         assert "127.0.0.1" in coordinator.out  # the admin port stays on loopback
         coordinator.kill()
 

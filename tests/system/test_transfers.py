@@ -183,7 +183,7 @@ def test_a_stalled_upload_is_dropped_and_can_be_resumed(programs: Programs) -> N
     got = raw.training()
     data = raw.ann.trained(got)
     half = OpenUpload(raw.ann, got, data, num_chunks=2)
-    with refused(StatusCode.DEADLINE_EXCEEDED, "no_progress", "goes on at byte 512"):
+    with refused(StatusCode.DEADLINE_EXCEEDED, "no_progress", "resumes at byte 512"):
         list(half.call)
     half.cut()
     assert resume(raw.ann, got, data) == (512, transfer_pb2.OUTCOME_ACCEPTED)

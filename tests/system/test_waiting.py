@@ -33,7 +33,7 @@ def test_a_run_below_its_quorum_reports_the_stall_and_resumes_by_itself(raw: Raw
     assert "waiting" in shown.out and "bob" in shown.out
     raw.bob.join()
     assert raw.coordinator.status().phase == "train"
-    raw.coordinator.says("the run goes on")
+    raw.coordinator.says("the run continues")
     raw.finish_honestly()
 
 
@@ -100,7 +100,7 @@ def test_a_removed_site_is_refused_until_it_is_readmitted(raw: RawRun) -> None:
     }  # fmt: skip
     with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "bob was removed"):
         raw.bob.next_task()
-    with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "ask there why"):
+    with refused(grpc.StatusCode.PERMISSION_DENIED, "removed", "ask the operator for the reason"):
         raw.bob.join()
     assert raw.coordinator.client_state("bob") == "removed"
     until(lambda: raw.coordinator.status().phase == "waiting", "the run waits")

@@ -1,4 +1,4 @@
-"""Every setting of the coordinator: its meaning, its unit, its check."""
+"""All settings of the coordinator, with their help and checks."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ CLIENT_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """Where the coordinator listens and keeps things, and the run it conducts."""
+    """Addresses, directories and limits of the coordinator, and the settings of its run."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = setting(DEFAULT_PORT, "port for clients; 0: a free port, which is printed")
@@ -147,9 +147,9 @@ class CoordinatorConfig:
             raise SettingsError("--tls-ca needs --tls-cert and --tls-key of this coordinator")
         if not (is_loopback(self.host) or self.tls_cert or self.insecure):
             raise SettingsError(
-                f"--host {self.host} can be reached from other machines, and without TLS everybody "
-                "on the way reads and changes what travels: give --tls-cert and --tls-key (`ssfl "
-                "certs` makes some to try), or --insecure if this is inside a VPN you trust"
+                f"--host {self.host} can be reached from other machines, and without TLS anyone on "
+                "the network path can read and change the traffic: give --tls-cert and --tls-key "
+                "(`ssfl certs` makes some to try), or --insecure if this is inside a VPN you trust"
             )
         for name, host in (
             ("--metrics-host", self.metrics_host),
@@ -158,36 +158,37 @@ class CoordinatorConfig:
             if not (is_loopback(host) or self.tls_cert or self.insecure):
                 raise SettingsError(
                     f"{name} {host} can be reached from other machines, and shows the names of all "
-                    "clients: give --tls-cert and --tls-key, or --insecure if only those whom you "
-                    "trust get there"
+                    "clients: give --tls-cert and --tls-key, or --insecure if only people "
+                    "you trust can reach it"
                 )
         if not (is_loopback(self.admin_host) or self.tls_ca):
             raise SettingsError(
-                f"--admin-host {self.admin_host} can be reached from other machines, where anybody "
+                f"--admin-host {self.admin_host} can be reached from other machines, where anyone "
                 "could stop the run: give --tls-cert, --tls-key and --tls-ca, so that it asks for "
                 "the certificate of `admin`"
             )
 
 
 def warnings_of(config: CoordinatorConfig) -> list[str]:
-    """Return what is to be told at every start about who can read and who can join."""
+    """Return the warnings to log at every start about access without TLS or authentication."""
     if is_loopback(config.host):
         return []
     warnings = []
     if not config.tls_cert:
         warnings.append(
-            "--insecure: listening beyond this machine without TLS; whoever is on the way can read "
-            "and change what travels" + (", the join token, too" if config.join_token_file else "")
+            "--insecure: listening beyond this machine without TLS; anyone on the network path can "
+            "read and change the traffic"
+            + (" and the join token" if config.join_token_file else "")
         )
     if not (config.tls_ca or config.join_token_file):
         warnings.append(
-            "anybody who reaches this port can join: --tls-ca asks for certificates, "
-            "--join-token-file for a token"
+            "anyone who reaches this port can join: use --tls-ca to require certificates, or "
+            "--join-token-file to require a token"
         )
     return warnings
 
 
 def client_settings() -> dict[str, str]:
-    """Return the names the coordinator refuses, with the sentence that says why."""
+    """Return the setting names that the coordinator refuses, each with the reason."""
     reasons = dict.fromkeys(CLIENT_SETTINGS, "is a setting of ssfl-client: give it there")
-    return reasons | {"admin": "is for `ssfl status` and its like; here it is --admin-port"}
+    return reasons | {"admin": "is for `ssfl status` and similar commands; here it is --admin-port"}

@@ -1,7 +1,7 @@
-"""Why the coordinator refuses; one class per thing the *caller* can do about it.
+"""Refusals of the coordinator: one class per action that the *caller* can take.
 
 Refusal
-├─ InvalidRequest        a field breaks the contract: a bug at the sender
+├─ InvalidRequest        a field breaks the protocol: a bug in the client
 │  └─ BadValues          NaN, infinity or out of bound, with client and tensor
 ├─ Unauthenticated       no join token, or a wrong one
 ├─ WrongName             not the name in the certificate
@@ -13,19 +13,19 @@ Refusal
 ├─ TooManySamples        more claimed than --max-samples
 ├─ TooManyJoins          a flood of joins: back off, then join again
 ├─ TooManyCalls          one client holds too many calls open: back off
-├─ TooManyChecks         others measure their wire just now: try again
+├─ TooManyChecks         other sites are measuring: try again
 ├─ UnknownClient         not of this run: join again
 ├─ SessionEnded          a newer Join of the same token replaced this session
 ├─ ManifestMismatch      another model: the first differing tensor is named
 ├─ JoinAgain             no valid session, left, or joined before the model was known
 ├─ StaleBase             other base than the step's: ask for the task again
-│  └─ StaleMask          other mask than the step's: likewise
+│  └─ StaleMask          other mask than the step's: ask for the task again
 ├─ UpdateConflict        other bytes were accepted from this client
 ├─ NoProgress            no byte for no_progress_s
-├─ SlotYielded           others wait for the slot: ask for it again, at once
+├─ SlotYielded           other uploads wait for the slot: ask for it again, at once
 ├─ RunOver               `ssfl start`, `pause`, `resume`, `stop`, `refresh-mask` after the end
 ├─ IsPaused              `ssfl start` before `ssfl resume`
-├─ NoMask                `ssfl refresh-mask` where there is none to renew
+├─ NoMask                `ssfl refresh-mask` where there is none to refresh
 ├─ TooFewClients         `ssfl start` before enough have joined
 └─ ModelUnusable         the run's settings do not fit this model
 
@@ -34,7 +34,7 @@ StateError               the state directory cannot be used (not sent to clients
 
 
 class Refusal(Exception):
-    """Base of everything that becomes a gRPC status; `reason` is the word on the wire."""
+    """Base of errors that become a gRPC status; `reason` is the word on the wire."""
 
     reason = "refused"
 
@@ -52,13 +52,13 @@ class BadValues(InvalidRequest):
 
 
 class Unauthenticated(Refusal):
-    """The call came without the join token, or with another."""
+    """The call has no join token, or a wrong one."""
 
     reason = "unauthenticated"
 
 
 class WrongName(Refusal):
-    """The caller gives a name that its certificate does not."""
+    """The caller's name is not in its certificate."""
 
     reason = "wrong_name"
 
@@ -83,7 +83,7 @@ class ClientIdTaken(Refusal):
 
 
 class RunFull(Refusal):
-    """No newcomer is taken: the run is reproducible and complete, or has --max-clients."""
+    """The run accepts no new client: it is reproducible and complete, or has --max-clients."""
 
     reason = "run_full"
 
@@ -95,7 +95,7 @@ class Removed(Refusal):
 
 
 class DiskFull(Refusal):
-    """The coordinator has no room for an upload; it may have later."""
+    """The coordinator's disk has no space for an upload now."""
 
     reason = "disk_full"
 
@@ -107,7 +107,7 @@ class TooManySamples(Refusal):
 
 
 class TooManyJoins(Refusal):
-    """One client, or many new ones, join more often than anybody has to."""
+    """One client, or new clients together, join too often."""
 
     reason = "too_many_joins"
 
@@ -119,7 +119,7 @@ class TooManyCalls(Refusal):
 
 
 class TooManyChecks(Refusal):
-    """More checks at once, or one after the other, than a coordinator at work has time for."""
+    """Too many concurrent or successive checks."""
 
     reason = "too_many_checks"
 
@@ -155,7 +155,7 @@ class StaleBase(Refusal):
 
 
 class StaleMask(StaleBase):
-    """The upload was made under another mask: of an earlier epoch, mostly."""
+    """The upload was made under another mask, usually of an earlier epoch."""
 
     reason = "stale_mask"
 
@@ -167,13 +167,13 @@ class UpdateConflict(Refusal):
 
 
 class NoProgress(Refusal):
-    """A transfer stood still for too long."""
+    """A transfer made no progress for too long."""
 
     reason = "no_progress"
 
 
 class SlotYielded(Refusal):
-    """An upload had its slot for its time while others wait; its bytes are kept."""
+    """An upload held its slot for its full time while others wait; its bytes are kept."""
 
     reason = "slot_yielded"
 
@@ -185,7 +185,7 @@ class RunOver(Refusal):
 
 
 class IsPaused(Refusal):
-    """Nothing begins before an operator resumes the run."""
+    """The run is paused until an operator resumes it."""
 
     reason = "paused"
 
@@ -197,19 +197,19 @@ class TooFewClients(Refusal):
 
 
 class NoMask(Refusal):
-    """There is no mask to renew."""
+    """There is no mask to refresh."""
 
     reason = "no_mask"
 
 
 class ModelUnusable(Refusal):
-    """The run's settings cannot be met by this model."""
+    """The run's settings do not fit this model."""
 
     reason = "model_unusable"
 
 
 class StateError(Exception):
-    """The state directory is of another configuration, or damaged; says what to do."""
+    """The state directory has another configuration or is damaged; the message says what to do."""
 
 
 class Fenced(StateError):

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("ssfl.coordinator")
 
 DESCRIPTION = "Coordinates a sparse federation: agrees on one mask, then averages kept values."
-CONNECTIONS_EVERY_S = 5.0  # what a connection carried is booked at least so often
-GOODBYE_S = 60.0  # --exit-when-done waits so long for sites that have not fetched the model
-DRAIN_S = 20.0  # SIGTERM: what is under way has so long; Kubernetes kills after 30 s by default
+CONNECTIONS_EVERY_S = 5.0  # interval for counting the bytes of connections
+GOODBYE_S = 60.0  # --exit-when-done waits this long for sites without the final model
+DRAIN_S = 20.0  # time to finish work after SIGTERM; Kubernetes kills after 30 s by default
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +96,9 @@ def _main(argv: Sequence[str]) -> int:
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
-        if isinstance(error, FileNotFoundError) and not holds_journal(config.state_dir / "journal"):
+        if isinstance(error, FileNotFoundError) and not holds_journal(
+            StateDirectory(config.state_dir).journal
+        ):
             raise ProgramError(str(StateGone(config.state_dir)), ExitCode.STATE) from error
         raise ProgramError(
             f"{error}: the state up to here is kept; make room or fix the disk, then start again",
@@ -119,15 +121,15 @@ async def _serve(
 ) -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.workers))
     first = None
-    if config.init:  # before --fresh moves anything: a file that will not do changes nothing
+    if config.init:  # before --fresh moves anything, so that an unusable file changes nothing
         is_new = config.fresh or not StateDirectory(config.state_dir).journal.exists()
         read = partial(read_first_model, is_new=is_new)
         first = await asyncio.to_thread(read, config.init, config.run)
         config = replace(config, run=first.settings)
     if config.fresh and (moved := StateDirectory(config.state_dir).move_aside()):
         log.warning(
-            "--fresh: the run that was here is moved aside, finished or not; to go on with it, "
-            "use --state-dir with its new place, and no --fresh",
+            "--fresh: moved the earlier run aside; to resume it, give its new path with "
+            "--state-dir, without --fresh",
             extra={"to": str(moved)},
         )
     accounts = Accounts(config.out_dir)
@@ -137,7 +139,7 @@ async def _serve(
     stop = _signals()
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(run.serve())]
     try:
-        # What was under way is taken up before the first call can come in.
+        # Recover open work before the first call can arrive.
         await _first_of([*jobs, asyncio.ensure_future(_take_up(coordinator, first))])
         await listener.start()
         logs.log_settings(log, settings.describe(config), settings.changed(config))
@@ -145,7 +147,7 @@ async def _serve(
         print(f"ssfl-coordinator admin on {config.admin_host}:{listener.admin_port}", flush=True)
         http_ports.open(coordinator, listener.uploads)
         gc.collect()
-        gc.freeze()  # what is loaded by now stays: not to be looked through again and again
+        gc.freeze()  # loaded objects stay: exclude them from garbage collection
         http_ports.health.ready = True
         _greet(config, run.state)
         jobs.append(asyncio.ensure_future(tick(coordinator)))
@@ -163,17 +165,17 @@ async def _serve(
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
     if run.model_written.is_set():
-        accounts.write(coordinator)  # with what was fetched since
-        if not accounts.has_report:  # an older one will do: `ssfl report` makes it anew
+        accounts.write(coordinator)  # with bytes counted since
+        if not accounts.has_report:  # an older report is enough: `ssfl report` can rebuild it
             accounts.report(coordinator)
     if given_up.done() and not given_up.cancelled():
         raise ProgramError(
             f"gave up waiting for {given_up.result()}. The state is kept: start again with the "
-            "same flags, without --fresh, to go on",
+            "same flags, without --fresh, to resume",
             ExitCode.STALLED,
         )
     if stop.is_set():
-        again = "; start again with the same flags, without --fresh, to go on"
+        again = "; start again with the same flags, without --fresh, to resume"
         hint = "" if run.model_written.is_set() else again
         log.info("coordinator stopped%s", hint)
         return int(stop.exit_code)
@@ -187,7 +189,7 @@ async def _take_up(coordinator: Coordinator, first: FirstModel | None) -> None:
 
 
 async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
-    """Return when one job is done; raise what the first failed one of the list raised."""
+    """Return when one job is done; raise the error of the first failed job in the list."""
     await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
     for job in jobs:
         if job.done():
@@ -195,13 +197,13 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
 
 
 def _read(config: CoordinatorConfig) -> OpenedRun:
-    """Read the state directory; that may take a while, so the event loop does not wait for it."""
+    """Read the state directory. Slow: run it on a worker thread."""
     directory = StateDirectory(config.state_dir)
     remove_leftovers(directory.root)
     store = Store(directory.root, config.run.seed)
     if store.holds_something() and not holds_journal(directory.journal):
         raise StateError(
-            f"{directory.journal} is missing beside the files of a run: restore it from a backup, "
+            f"{directory.journal} is missing next to the files of a run: restore it from a backup, "
             "or use --fresh to move the rest aside and begin again"
         )
     spool = Spool(directory.spool, directory.accepted if config.keep_uploads else None)
@@ -213,7 +215,7 @@ def _read(config: CoordinatorConfig) -> OpenedRun:
     ledger = Ledger()
     state, history = open_run(journal, config.run, ledger, known)
     check_newest(journal, state, store)
-    spool.set_aside(*newest_counted(state))  # a crash may have come before it
+    spool.set_aside(*newest_counted(state))  # in case of a crash before this
     spool.drop_others(state.step.number if state.step else -1)
     return OpenedRun(directory, state, history, journal, store, spool, ledger, known.num_bytes)
 
@@ -250,7 +252,7 @@ def _write(coordinator: Coordinator, config: CoordinatorConfig, accounts: Accoun
     folder = run_folder(config.out_dir, coordinator.run.state.run_id)
     log.info("results written", extra={"folder": folder})
     if not config.exit_when_done:
-        log.info("serving the final model to sites that come late; Ctrl-C ends the coordinator")
+        log.info("serving the final model to late sites; Ctrl-C ends the coordinator")
 
 
 def _greet(config: CoordinatorConfig, state: RunState) -> None:
@@ -273,7 +275,7 @@ class _Stop(asyncio.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = asyncio.Event()  # without finishing what is under way
+        self.now = asyncio.Event()  # stop without finishing open work
 
 
 def _signals() -> _Stop:
@@ -294,10 +296,10 @@ def _signals() -> _Stop:
 async def _asked_to_stop(
     stop: _Stop, run: RunLoop, listener: Listener, http_ports: HttpPorts
 ) -> None:
-    """Return when a signal came and, unless it is urgent, what is under way is done or safe.
+    """Return after a signal and, unless it is urgent, when open work is finished or safe.
 
-    Nothing new begins. A sum that is being made is finished, an upload that is coming in, too;
-    who still computes is not waited for: it sends its result to the coordinator that comes next.
+    No new step begins. A running sum and uploads in flight are finished. Clients that still compute
+    are not waited for: they send their results to the next coordinator process.
     """
     await stop.wait()
     http_ports.health.ready = False
@@ -311,20 +313,20 @@ async def _asked_to_stop(
     )
     if not draining.done():
         draining.cancel()
-        log.warning("stopping although not everything under way is finished; nothing is lost")
+        log.warning("stopping before all open work is finished; nothing is lost")
 
 
 async def _drain(run: RunLoop, listener: Listener) -> None:
-    log.info("stopping: no new step begins; what is under way is finished or kept")
+    log.info("stopping: no new step begins; open work is finished or kept")
     await run.post(events.DrainAsked())
     while (step := run.state.step) and (step.closed is not None or listener.uploads.in_flight):
         await asyncio.sleep(0.05)
 
 
 async def _given_up(run: RunLoop, config: CoordinatorConfig) -> str:
-    """Return what the run waited for, when it has waited for too long."""
+    """Return what the run waits for once it has waited too long."""
     patience_s = 0.0 if config.exit_on_stall else config.give_up_after
-    if run.state.members:  # of an earlier process: they have not had time to come back
+    if run.state.members:  # after a restart, give clients time to reconnect
         await asyncio.sleep(LOST_AFTER_S)
     while True:
         await asyncio.sleep(TICK_S)
@@ -334,9 +336,9 @@ async def _given_up(run: RunLoop, config: CoordinatorConfig) -> str:
 
 
 async def _accounts(coordinator: Coordinator, accounts: Accounts) -> None:
-    """Book what connections carry; write the report when the run is over.
+    """Count the bytes of connections; write the report when the run ends.
 
-    Books and report are written again when every site has the final model.
+    Byte counts and report are rewritten when every site has the final model.
     """
     while True:
         await asyncio.sleep(CONNECTIONS_EVERY_S)
@@ -349,7 +351,7 @@ async def _accounts(coordinator: Coordinator, accounts: Accounts) -> None:
 
 
 async def _all_delivered(run: RunLoop) -> None:
-    """Return when the model is written and every site has it, or has had a minute to fetch it."""
+    """Return when the model is written and every site has it, at most GOODBYE_S later."""
     await run.model_written.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GOODBYE_S):

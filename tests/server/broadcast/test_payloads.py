@@ -72,7 +72,7 @@ LATER = replace(START, values=trained(trained(FIRST)))
 
 
 def holding(model: ModelState | None = None, *, initial: bool = False) -> pb.NextTaskRequest:
-    """What a client says that has mask and base of a model, and the initial weights or not."""
+    """Return the request of a client that holds mask and base, and maybe the initial weights."""
     mask = model.mask if model else None
     return pb.NextTaskRequest(
         initial_digest=START.initial_digest if initial else b"",
@@ -149,7 +149,7 @@ def test_an_older_client_gets_packed_bits_and_nothing_else_is_made() -> None:
     assert not broadcast.built(Form.MASK_SORTED)
 
 
-def test_who_holds_the_initial_weights_gets_the_mask_sorted_by_them() -> None:
+def test_a_client_with_the_initial_weights_gets_the_mask_sorted_by_them() -> None:
     broadcast = Broadcast(START, SETTINGS)
     with_weights = mask_part(broadcast, holding(initial=True), PLAIN)
     without = mask_part(broadcast, holding(), PLAIN)
@@ -236,7 +236,7 @@ def test_on_a_coded_link_values_are_coded_against_those_before() -> None:
         assert part and AFTER.values is not None and len(part.data) < 0.8 * AFTER.values.nbytes
 
 
-def test_who_holds_only_the_initial_weights_gets_values_against_them() -> None:
+def test_a_client_with_only_the_initial_weights_gets_values_against_them() -> None:
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(LATER, SETTINGS))
     for request in (holding(initial=True), holding(START, initial=True)):
         part = base_part(broadcast, request, CODED, FIRST)
@@ -251,7 +251,7 @@ def test_against_the_first_base_or_nothing_whichever_is_smaller() -> None:
     assert broadcast.built(Form.VALUES_TO_FIRST), "it was tried"
 
 
-def test_who_holds_nothing_gets_values_against_nothing() -> None:
+def test_a_client_without_a_model_gets_values_against_nothing() -> None:
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(START, SETTINGS))
     for request in (holding(), holding(LATER), pb.NextTaskRequest(initial_digest=bytes(32))):
         assert told(base_part(broadcast, request, CODED)) == ("reference", b"")
@@ -264,7 +264,7 @@ def test_after_a_restart_nothing_is_known_of_the_model_before() -> None:
     assert told(base_part(broadcast, holding(START), PLAIN)) == ("values_only", b"")
 
 
-def test_values_under_another_mask_are_no_reference() -> None:
+def test_values_under_another_mask_are_not_a_reference() -> None:
     changed = mask_of(saliency(noise=0.5))
     refreshed = replace(START, mask=changed, mask_epoch=2, values=trained(changed.gather(INITIAL)))
     broadcast = Broadcast(refreshed, SETTINGS, Broadcast(AFTER, SETTINGS))
@@ -300,7 +300,7 @@ def test_a_client_without_the_lossy_code_is_sent_the_same_values_exactly() -> No
     assert told(base_part(broadcast, holding(START), OLDER)) == ("values_only", b"")
 
 
-def test_who_lacks_the_base_before_is_sent_the_values_of_a_lossy_run_exactly() -> None:
+def test_a_client_without_the_previous_base_gets_exact_values_in_a_lossy_run() -> None:
     broadcast = Broadcast(lossy_after(), LOSSY, Broadcast(START, LOSSY))
     assert told(base_part(broadcast, holding(), PLAIN)) == ("values_only", b"")
     assert told(base_part(broadcast, holding(), CODED)) == ("reference", b"")
@@ -329,7 +329,7 @@ def situations() -> Iterator[tuple[Broadcast, pb.NextTaskRequest, Reader]]:
         yield from product([broadcast], requests, readers)
 
 
-def test_nobody_is_sent_what_it_did_not_list_or_does_not_hold() -> None:
+def test_a_client_gets_only_encodings_it_listed_and_references_it_holds() -> None:
     for broadcast, request, reader in situations():
         mask, base = made(broadcast, request, reader)
         for part in (mask, base):
@@ -371,7 +371,7 @@ def test_forms_of_the_mask_and_the_first_base_are_handed_on_while_the_mask_is_th
     assert not any(other.built(form) for form in Form)
 
 
-def test_chunks_are_shared_by_those_who_get_the_same_parts() -> None:
+def test_clients_with_the_same_parts_share_chunks() -> None:
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(START, SETTINGS))
     for form in (Form.VALUES, Form.MASK):
         broadcast.build(form)

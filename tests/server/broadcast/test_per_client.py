@@ -31,9 +31,7 @@ def second(first: ModelState) -> ModelState:
     return replace(first, values=first.values + np.float32(1))
 
 
-def test_a_mask_of_its_own_is_made_once_for_a_model_and_anew_for_the_next(
-    first: ModelState, second: ModelState
-) -> None:
+def test_a_personal_mask_is_built_once_per_model(first: ModelState, second: ModelState) -> None:
     broadcasts = Broadcasts(SETTINGS)
     once = broadcasts.broadcast_for(C1, Work.TRAIN, first)
     assert broadcasts.broadcast_for(C1, Work.TRAIN, first) is once

@@ -1,4 +1,4 @@
-"""What travels when a mask is renewed, read by the client's own code with what it holds."""
+"""Payloads of a mask refresh, read by the client's own code with the model it holds."""
 
 from dataclasses import replace
 from itertools import product
@@ -145,7 +145,7 @@ def renewed(settings: RunSettings = SETTINGS) -> tuple[Run, Client, Client]:
     return run, voter, absent
 
 
-def test_who_scored_anew_is_sent_the_difference_of_the_masks_and_nothing_else() -> None:
+def test_a_client_that_scored_again_is_sent_only_the_mask_difference() -> None:
     run, voter, _ = renewed()
     assert run.model.mask_epoch == 2
     held = voter.held.mask_digest
@@ -157,7 +157,7 @@ def test_who_scored_anew_is_sent_the_difference_of_the_masks_and_nothing_else() 
     assert payload.num_bytes < whole.sent[0][1].num_bytes, "less than a mask"
 
 
-def test_scoring_anew_sends_the_base_and_no_mask_to_who_trained_before() -> None:
+def test_a_client_that_trained_is_sent_the_base_and_no_mask_to_score_again() -> None:
     run, client = Run(), Client()
     for _ in range(2):
         run.give(client, Work.SCORE)
@@ -169,7 +169,7 @@ def test_scoring_anew_sends_the_base_and_no_mask_to_who_trained_before() -> None
     assert client.sent[0][1].encoding == transfer_pb2.ENCODING_REFERENCE
 
 
-def test_who_missed_the_scoring_is_sent_mask_and_values() -> None:
+def test_a_client_that_missed_the_scoring_is_sent_mask_and_values() -> None:
     run, _, absent = renewed()
     before = run.broadcasts.shared(run.model)._before
     assert before is not None and before.mask is not None
@@ -182,7 +182,7 @@ def test_who_missed_the_scoring_is_sent_mask_and_values() -> None:
     assert base.reference_digest == first, "what the new mask added starts at its initial value"
 
 
-def test_who_joins_late_is_sent_mask_and_values_to_train() -> None:
+def test_a_client_that_joins_late_is_sent_mask_and_values_to_train() -> None:
     run, _, _ = renewed()
     late = Client()
     run.give(late, Work.TRAIN)
@@ -191,7 +191,7 @@ def test_who_joins_late_is_sent_mask_and_values_to_train() -> None:
 
 
 @pytest.mark.parametrize("deactivated", ["keep", "reset"])
-def test_who_scores_for_the_first_time_learns_where_pruned_weights_rest(deactivated: str) -> None:
+def test_a_client_that_scores_for_the_first_time_is_sent_resting_values(deactivated: str) -> None:
     run, voter, _ = renewed(replace(SETTINGS, deactivated=deactivated))
     run.give(voter, Work.TRAIN)
     run.train()
@@ -207,7 +207,7 @@ def test_who_scores_for_the_first_time_learns_where_pruned_weights_rest(deactiva
         assert client.phases == ["mask"]
 
 
-def test_what_a_pruned_weight_rests_at_is_what_the_two_rules_say() -> None:
+def test_resting_values_of_pruned_weights_follow_the_two_rules() -> None:
     kept, reset = (renewed(replace(SETTINGS, deactivated=one))[0] for one in ("keep", "reset"))
     assert kept.model.mask == reset.model.mask
     for run in (kept, reset):
@@ -234,7 +234,7 @@ def test_after_some_rounds_values_are_coded_against_where_the_mask_began() -> No
     assert payload.reference_digest == values_digest(run.model.first_base())
 
 
-def test_a_renewed_mask_that_is_the_same_as_before_begins_at_other_values() -> None:
+def test_a_refreshed_mask_equal_to_the_previous_one_has_another_base() -> None:
     run, voter, _ = renewed()
     run.give(voter, Work.TRAIN)
     run.train()
@@ -250,10 +250,10 @@ def test_a_renewed_mask_that_is_the_same_as_before_begins_at_other_values() -> N
     assert voter.sent[0][1].reference_digest == values_digest(run.model.first_base())
 
 
-def test_a_client_without_coded_values_is_told_so_when_it_would_need_them() -> None:
+def test_a_client_that_cannot_read_coded_values_is_refused_a_refresh() -> None:
     run, _, _ = renewed()
     run.train()
-    with pytest.raises(InvalidRequest, match="cannot read coded values: update its program"):
+    with pytest.raises(InvalidRequest, match="cannot read coded values: upgrade it"):
         run.task(Client(reader=BASIC), Work.SCORE)
     run.give(Client(reader=BASIC), Work.TRAIN)
 
@@ -283,7 +283,7 @@ def test_a_mask_of_its_own_is_made_by_the_client() -> None:
 
 def test_a_client_that_makes_another_mask_of_its_own_stops() -> None:
     run = Run(replace(SETTINGS, criterion="client-random"))
-    with pytest.raises(Refused, match="makes another mask for us"):
+    with pytest.raises(Refused, match="mask for this client differs from our own"):
         run.give(Client(seed=SETTINGS.seed + 1), Work.TRAIN)
 
 
@@ -291,7 +291,7 @@ VARIANTS = list(product(("keep", "reset"), (0, 1), ("float32", "int8"), range(3)
 
 
 @pytest.mark.parametrize(("deactivated", "warm", "value_type", "seed"), VARIANTS)
-def test_whatever_a_client_missed_it_reads_exactly_what_the_run_has(
+def test_a_client_that_missed_any_tasks_reads_the_exact_model_of_the_run(
     deactivated: str, warm: int, value_type: str, seed: int
 ) -> None:
     settings = replace(SETTINGS, deactivated=deactivated, value_type=value_type, warmup_rounds=warm)

@@ -77,7 +77,7 @@ def payloads(ready: Ready) -> list[bytes]:
     return [bytes(part.data) for part in ready.parts]
 
 
-def test_the_model_is_described_by_the_first_that_joined_and_is_here() -> None:
+def test_the_first_present_client_describes_the_model() -> None:
     chosen = initializer(GATHERING)
     assert chosen is not None and chosen.client == C2, "the lowest session, not the first name"
     assert task(GATHERING, None, C1) is None
@@ -101,7 +101,9 @@ def scoring(**changes: Any) -> RunState:
     return replace(in_work(Work.SCORE, **changes), settings=RunSettings(sparsity="0.5"))
 
 
-def test_scoring_sends_the_initial_weights_only_to_those_who_lack_them(model: ModelState) -> None:
+def test_scoring_sends_the_initial_weights_only_to_clients_that_lack_them(
+    model: ModelState,
+) -> None:
     model = ModelState(model.manifest, model.initial)
     ready = given(scoring(criterion="saliency", num_batches=4), model)
     work = ready.task.score
@@ -115,7 +117,7 @@ def test_scoring_sends_the_initial_weights_only_to_those_who_lack_them(model: Mo
     assert not holds.task.score.HasField("initial") and not holds.parts
 
 
-def test_training_sends_mask_then_base_to_those_who_lack_them(model: ModelState) -> None:
+def test_training_sends_mask_then_base_to_clients_that_lack_them(model: ModelState) -> None:
     assert model.mask is not None and model.values is not None
     base = bytes(values_only.encode(model.values))
     ready = given(TRAINING, model)
@@ -161,7 +163,7 @@ def test_a_mask_that_keeps_everything_is_not_sent(model: ModelState) -> None:
     assert payloads(ready) == [bytes(values_only.encode(model.initial))]
 
 
-def test_an_upload_slot_comes_with_the_task_where_there_is_one_for_everybody(
+def test_a_task_grants_an_upload_slot_if_there_is_one_for_every_client(
     model: ModelState,
 ) -> None:
     request = pb.NextTaskRequest()
@@ -176,7 +178,7 @@ def test_evaluation_sends_what_training_would(model: ModelState) -> None:
     assert payloads(ready) == payloads(given(TRAINING, model))
 
 
-def test_the_end_comes_with_the_model_for_everybody(model: ModelState) -> None:
+def test_every_client_gets_the_model_at_the_end(model: ModelState) -> None:
     finished = replace(TRAINING, step=None, finished=True, rounds_done=3)
     for client in (C1, ClientId("latecomer")):
         ready = task(finished, model, client)
@@ -194,7 +196,7 @@ def test_a_run_stopped_before_it_had_a_model_ends_without_one(model: ModelState)
 
 
 @pytest.mark.parametrize("why", ["reported", "closed", "not asked", "uploading", "between"])
-def test_who_has_nothing_to_do_waits(why: str, model: ModelState) -> None:
+def test_a_client_without_a_task_waits(why: str, model: ModelState) -> None:
     reported = {C1: UploadAccepted(4, C1, "d", 1.0)}
     state, held = TRAINING, dict[str, Any]()
     match why:
@@ -223,7 +225,7 @@ def test_a_task_is_known_by_its_content(model: ModelState) -> None:
     assert given(TRAINING, model, base_digest=model.base_digest).task.task_digest != digest
 
 
-def test_the_ledger_is_told_what_each_byte_is_for(model: ModelState) -> None:
+def test_every_byte_of_a_task_has_its_ledger_phase(model: ModelState) -> None:
     ready = given(TRAINING, model)
     mask_bytes = len(ready.parts[0].data)
     assert [ready.phase_at(at) for at in (0, mask_bytes - 1, mask_bytes)] == [
@@ -248,7 +250,7 @@ def asked(state: RunState, model: ModelState, reader: Reader, **held: Any) -> Re
     return ready
 
 
-def test_compact_scores_are_asked_of_those_who_can_write_them(model: ModelState) -> None:
+def test_compact_scores_are_requested_of_clients_that_can_write_them(model: ModelState) -> None:
     settings = RunSettings(sparsity="0.5")
     state = replace(in_work(Work.SCORE, criterion="saliency"), settings=settings)
     work = asked(state, model, Reader(ALL)).task.score
@@ -288,7 +290,7 @@ def test_a_base_the_client_can_make_is_named_and_not_sent(model: ModelState) -> 
     assert [part.phase for part in ready.parts] == ["mask"]
 
 
-def test_the_ledger_is_told_how_each_byte_is_encoded(model: ModelState) -> None:
+def test_every_byte_of_a_task_has_its_ledger_encoding(model: ModelState) -> None:
     assert model.values is not None
     trained = replace(model, values=model.values + np.float32(1))
     ready = asked(TRAINING, trained, Reader(ALL, coded=True))

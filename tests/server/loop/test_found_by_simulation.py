@@ -28,7 +28,7 @@ def test_a_pause_moves_times_but_not_beyond_now() -> None:
     assert (state.newcomer_s, state.step_began_s) == (5001.0, 4910.0)
 
 
-def test_the_goodbye_of_an_earlier_session_does_not_send_the_newer_one_away() -> None:
+def test_a_leave_of_an_earlier_session_does_not_end_the_newer_one() -> None:
     state, _, _ = advance(RunState(RunSettings()), JOINED, 0.0)
     old = state.members[C1].session
     state, _, _ = advance(state, JOINED, 1.0)

@@ -36,7 +36,7 @@ def state_of(*clients: ClientId) -> RunState:
     return RunState(RunSettings(), members=members)
 
 
-def test_a_run_takes_so_many_clients_and_its_members_always_come_back() -> None:
+def test_a_full_run_refuses_new_clients_but_not_its_members() -> None:
     most = Limits(max_clients=2)
     most.check_room(BOB, state_of(ANN))
     most.check_room(BOB, state_of(ANN, BOB))
@@ -49,7 +49,7 @@ def test_a_run_takes_so_many_clients_and_its_members_always_come_back() -> None:
 
 def test_a_model_bomb_is_refused_by_its_description_alone() -> None:
     bomb = Manifest((TensorSpec("w", (1 << 15, 1 << 15), Role.MASKED, Init("zeros")),))
-    with pytest.raises(ModelUnusable, match=r"1073741824 values, .* --max-model-values"):
+    with pytest.raises(ModelUnusable, match=r"1073741824 values; .* --max-model-values"):
         Limits().check_model(bomb)
     Limits(max_model_values=bomb.size).check_model(bomb)
 
@@ -98,7 +98,7 @@ def test_new_names_share_one_limit_and_leave_no_memory() -> None:
     assert set(joins._known) == {ANN}
 
 
-def test_500_clients_may_come_at_the_same_moment() -> None:
+def test_500_clients_may_join_at_the_same_moment() -> None:
     joins, state = Joins(Clock()), state_of()
     names = [ClientId(f"c{number}") for number in range(500)]
     for name in names:
@@ -121,7 +121,7 @@ def test_more_connections_than_open_files_are_not_promised(
     assert "ulimit -n" in caplog.text
 
 
-def test_a_join_that_tells_many_classes_counts_like_several() -> None:
+def test_a_join_with_many_classes_counts_like_several() -> None:
     """They go into the journal; a client with ten thousand of them gets in all the same."""
     clock = Clock()
     joins, state = Joins(clock), state_of(ANN)

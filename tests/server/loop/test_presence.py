@@ -49,7 +49,7 @@ def test_a_call_that_fails_is_closed_too() -> None:
     assert sessions.get(C1, 0.0).open_calls == 0
 
 
-def test_a_client_may_hold_so_many_calls_open_and_no_more() -> None:
+def test_a_client_may_not_exceed_the_limit_of_open_calls() -> None:
     sessions = PresenceTable()
     with ExitStack() as calls:
         for _ in range(MAX_CALLS):
@@ -61,8 +61,8 @@ def test_a_client_may_hold_so_many_calls_open_and_no_more() -> None:
         assert presence.open_calls == 1
 
 
-def test_a_pause_excuses_nobody_beyond_now() -> None:
-    """Who was heard of while the clock stood still was heard of now, not in the future."""
+def test_a_suspended_process_never_dates_a_sign_of_life_in_the_future() -> None:
+    """A client heard from during a suspension counts as seen now, not in the future."""
     sessions = PresenceTable()
     sessions.heard(C1, 1000.0)
     sessions.excuse(900.0, 1001.0)

@@ -27,7 +27,9 @@ def test_refusals_are_counted_by_client_and_reason() -> None:
     assert refusals.rows() == [row("a", "no_progress", 1), row("b", "bad_values", 2)]
 
 
-def test_a_flood_is_one_line_a_minute_with_its_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_refusals_is_logged_once_a_minute_with_its_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING)
     clock = Clock()
     refusals = Refusals(clock, lambda _name: True)
@@ -46,7 +48,7 @@ def test_a_flood_is_one_line_a_minute_with_its_number(caplog: pytest.LogCaptureF
     assert refusals.rows()[1] == row("eve", "bad_values", 1001)
 
 
-def test_names_are_bounded_and_strangers_do_not_push_out_members() -> None:
+def test_names_are_bounded_and_unknown_clients_do_not_displace_members() -> None:
     refusals = Refusals(Clock(), lambda name: name.startswith("member"))
     for number in range(1000):
         refusals.count(f"stranger-{number}", "unknown_client", "join first")
@@ -62,13 +64,13 @@ def test_names_are_bounded_and_strangers_do_not_push_out_members() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../../x", "x" * 65, "a\nb", "ü"])
-def test_what_is_no_name_is_counted_without_one(name: str) -> None:
+def test_a_refusal_with_an_invalid_name_is_counted_without_one(name: str) -> None:
     refusals = Refusals(Clock(), lambda _name: True)
     refusals.count(name, "invalid_request", "no")
     assert refusals.rows() == [row("unnamed", "invalid_request", 1)]
 
 
-def test_the_speaker_is_the_caller_or_who_joins() -> None:
+def test_the_client_of_a_request_is_its_caller_or_the_joining_client() -> None:
     assert speaker_of(pb.JoinRequest(client_id="ann")) == "ann"
     assert speaker_of(pb.ProgressRequest(caller=pb.Caller(client_id="bob"))) == "bob"
     assert speaker_of(pb.SendUpdateRequest(caller=pb.Caller(client_id="bob"))) == "bob"

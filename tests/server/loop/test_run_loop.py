@@ -121,7 +121,7 @@ def test_a_run_killed_at_its_end_still_writes_the_best_model(
     assert kept.exists()
 
 
-def test_a_best_model_that_is_damaged_while_the_run_goes_on_costs_nothing_else(
+def test_a_best_model_damaged_during_the_run_does_not_affect_the_final_model(
     tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     state, out = tmp_path / "state", tmp_path / "out"
@@ -203,7 +203,7 @@ def test_events_that_come_together_are_synced_once(
     assert len(batches) <= 3
 
 
-def test_a_step_that_opens_and_is_stopped_in_one_batch_is_no_failure(
+def test_a_step_that_opens_and_is_stopped_in_one_batch_does_not_fail(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     """The second vote is taken, and the stop with it, before the sum of the next step exists."""
@@ -222,7 +222,7 @@ def test_a_step_that_opens_and_is_stopped_in_one_batch_is_no_failure(
     conduct(tmp_path, script)
 
 
-def test_a_start_and_a_stop_in_one_batch_is_no_failure(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_start_and_a_stop_in_one_batch_do_not_fail(tmp_path: Path, manifest: Manifest) -> None:
     async def script(coordinator: Coordinator) -> None:
         digest = manifest.digest.hex()
         await coordinator.run.post(events.Joined(C1, "t", 10, digest, "cpu"))
@@ -254,7 +254,9 @@ def test_a_model_that_was_not_accepted_does_not_become_current(
     conduct(tmp_path, script)
 
 
-def test_a_failing_worker_ends_the_coordinator_loudly(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_failing_worker_ends_the_coordinator_with_its_error(
+    tmp_path: Path, manifest: Manifest
+) -> None:
     async def script(coordinator: Coordinator) -> None:
         await begin(coordinator, manifest)
         event = spooled(coordinator, C1)
@@ -289,7 +291,7 @@ def test_a_broken_disk_ends_the_coordinator_before_it_promises(
 
 
 @pytest.mark.parametrize("point", ["journal.append", "journal.torn", "journal.written"])
-def test_a_full_disk_is_waited_for_and_said(tmp_path: Path, point: str) -> None:
+def test_the_run_waits_for_a_full_disk_and_reports_it(tmp_path: Path, point: str) -> None:
     told: list[str] = []
     full = iter([True, True, False])
 
@@ -385,7 +387,7 @@ def chains(file: Path) -> Iterator[list[str]]:
             yield text.split(".") if re.fullmatch(r"[\w.]+", text) else []
 
 
-def test_the_loop_is_no_way_to_other_services() -> None:
+def test_the_run_loop_does_not_expose_other_services() -> None:
     """The edges take services from the record of a coordinator, never through its loop."""
     assert len(inspect.signature(RunLoop).parameters) <= 6
     reached = [

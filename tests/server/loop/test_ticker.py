@@ -1,4 +1,4 @@
-"""Time as the coordinator sees it: who is lost, who is back, and when it stood still itself."""
+"""The ticker: lost clients, returned clients, and suspensions of the coordinator process."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.server.loop import ticker as module
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.ticker import _Teller, look_for_lost, tick
+from ssfl.server.loop.ticker import _WaitingLog, look_for_lost, tick
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase
 
@@ -28,7 +28,7 @@ async def until(coordinator: Coordinator, phase: Phase) -> None:
         await asyncio.sleep(0)
 
 
-def test_who_is_silent_for_too_long_is_lost_until_heard_of_again(
+def test_a_silent_client_is_lost_until_it_is_heard_from_again(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     clock = Clock()
@@ -51,7 +51,7 @@ def test_who_is_silent_for_too_long_is_lost_until_heard_of_again(
     conduct(tmp_path, script, clock=clock)
 
 
-def test_a_process_that_stood_still_blames_nobody(
+def test_no_client_is_lost_because_the_process_was_suspended(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.0)
@@ -77,7 +77,7 @@ def test_a_process_that_stood_still_blames_nobody(
     conduct(tmp_path, script, clock=clock)
 
 
-def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
+def test_a_stalled_run_logs_its_missing_clients_at_once(
     tmp_path: Path,
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
             await asyncio.sleep(0)
         presence.heard(C2, clock())
         await until(coordinator, Phase.SCORE)
-        while "the run goes on" not in caplog.text:
+        while "the run continues" not in caplog.text:
             await asyncio.sleep(0)
         ticking.cancel()
 
@@ -113,7 +113,7 @@ def test_a_run_that_cannot_go_on_says_so_at_once_with_who_is_missing(
     assert "c2 (last seen" in told.missing  # type: ignore[attr-defined]
 
 
-def test_a_stalled_run_that_is_paused_does_not_go_on(
+def test_a_stalled_run_that_is_paused_does_not_continue(
     tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -121,15 +121,15 @@ def test_a_stalled_run_that_is_paused_does_not_go_on(
     async def script(coordinator: Coordinator) -> None:
         await begin(coordinator, manifest)
         await coordinator.run.post(events.Lost(C2))
-        teller = _Teller(coordinator)
-        teller.tell(1000.0)
+        waiting_log = _WaitingLog(coordinator)
+        waiting_log.update(1000.0)
         await coordinator.run.post(events.PauseAsked(1.7e9))
         assert coordinator.run.state.stall is None
-        teller.tell(1100.0)
+        waiting_log.update(1100.0)
         await coordinator.run.post(events.ResumeAsked())
-        teller.tell(1200.0)
+        waiting_log.update(1200.0)
 
     conduct(tmp_path, script)
     said = [one.getMessage()[:7] for one in caplog.records if one.name == "ssfl.coordinator"]
     assert said == ["WAITING", "waiting", "WAITING"]
-    assert "the run goes on" not in caplog.text
+    assert "the run continues" not in caplog.text

@@ -82,7 +82,7 @@ def test_a_name_that_fits_is_not_cut() -> None:
         (400_000.0, ["0", "1 d", "2 d", "3 d", "4 d"]),
     ],
 )
-def test_time_is_told_in_the_steps_that_people_count_it_in(end: float, texts: list[str]) -> None:
+def test_time_axes_use_round_time_steps(end: float, texts: list[str]) -> None:
     (ticks,) = called("timeTicks", [end, 2000])
     assert [tick["text"] for tick in ticks] == texts
 

@@ -49,7 +49,7 @@ def mask_entry(epoch: int) -> Entry:
     return {"step": 1, "epoch": epoch, "rounds_done": 0, "reason": "", "layers": layers}
 
 
-def test_a_round_is_told_with_its_own_payload_bytes() -> None:
+def test_a_round_has_its_own_payload_bytes() -> None:
     run = RunView()
     for number in range(3):
         run.add("rounds", round_entry(number, [client_row("a")]))
@@ -104,7 +104,7 @@ def test_memory_and_documents_do_not_grow_with_rounds() -> None:
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 1999, 2000, 2001, 3999, 4000, 10_001])
-def test_a_thinned_curve_keeps_its_ends(num_points: int) -> None:
+def test_a_downsampled_curve_keeps_its_ends(num_points: int) -> None:
     series = DownsampledSeries()
     for place in range(num_points):
         series.add({"place": place})
@@ -113,7 +113,7 @@ def test_a_thinned_curve_keeps_its_ends(num_points: int) -> None:
     assert num_points == 0 or (kept[0], kept[-1]) == (0, num_points - 1)
 
 
-def test_the_best_evaluation_outlives_thinning() -> None:
+def test_the_best_evaluation_survives_downsampling() -> None:
     run = RunView()
     for number in range(4500):
         accuracy = 0.9 if number == 2001 else 0.5
@@ -152,7 +152,7 @@ def test_the_run_lasts_from_its_first_step_to_the_end_of_its_newest() -> None:
     assert (run.began, run.ended) == (100.0, 153.0)
 
 
-def test_a_round_that_waited_for_a_client_to_come_back_is_told() -> None:
+def test_a_round_that_waited_for_a_returning_client_is_an_incident() -> None:
     run = RunView()
     away = {**client_row("a"), "asked_s": 45.0}
     run.add("rounds", round_entry(0, [away, {**client_row("b"), "asked_s": 29.0}]))
@@ -162,7 +162,7 @@ def test_a_round_that_waited_for_a_client_to_come_back_is_told() -> None:
     assert run.incidents() == [{"round": 0, **nobody, **late}]
 
 
-def test_bytes_stand_against_dense_for_the_same_transfers() -> None:
+def test_bytes_are_compared_with_dense_for_the_same_transfers() -> None:
     run = RunView()
     run.add("rounds", round_entry(0, [client_row("a"), client_row("b")], missing=("c",)))
     run.add("rounds", round_entry(1, [client_row("a")]))
@@ -192,7 +192,7 @@ def test_a_model_that_was_tested_is_not_sent_again_by_others_either() -> None:
     assert run.num_updates == 7
 
 
-def test_the_first_model_is_no_transfer_unless_values_were_sent() -> None:
+def test_the_first_model_is_not_a_transfer_unless_values_were_sent() -> None:
     run = RunView()
     nothing = {**round_entry(0, [client_row("a"), client_row("b")]), "ledger": []}
     run.add("rounds", nothing)
@@ -207,7 +207,7 @@ def test_before_the_first_round_there_is_no_ratio() -> None:
     assert run.curve() == run.timeline() == run.layers() == run.clients() == []
 
 
-def test_a_client_is_told_over_the_whole_run() -> None:
+def test_a_client_row_covers_the_whole_run() -> None:
     run = RunView()
     run.add("rounds", round_entry(0, [client_row("a", work_s=1.0)]))
     run.add("rounds", round_entry(1, [{**client_row("a", work_s=3.0), "training_loss": 0.125}]))

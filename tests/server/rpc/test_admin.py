@@ -68,7 +68,7 @@ async def scored_anew(steps: Steps) -> None:
         await steps.scores(announced(data, transfer_pb2.ENCODING_DENSE), data, client)
 
 
-def test_a_mask_is_renewed_when_the_operator_asks(
+def test_the_operator_can_refresh_the_mask(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -102,11 +102,11 @@ REFUSALS: dict[str, tuple[RunSettings, str]] = {
     "before a mask": (SETTINGS, "no mask has been agreed yet: wait for the first one"),
     "fedavg": (
         replace(SETTINGS, strategy="fedavg"),
-        "strategy fedavg keeps every weight: there is no mask to renew",
+        "strategy fedavg keeps every weight: there is no mask to refresh",
     ),
     "own masks": (
         replace(SETTINGS, criterion="client-random"),
-        "every client has a mask of its own, for good",
+        "every client has a permanent mask of its own",
     ),
     "warm-up": (
         replace(SETTINGS, warmup_rounds=1, rounds=3),
@@ -116,7 +116,7 @@ REFUSALS: dict[str, tuple[RunSettings, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_mask_that_cannot_be_renewed_is_refused_with_the_reason(
+def test_a_refresh_without_a_mask_is_refused_with_the_reason(
     tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     settings, sentence = REFUSALS[case]
@@ -217,7 +217,7 @@ def test_a_run_that_has_begun_is_not_started_again(
             assert "had already started with 2 clients" in capsys.readouterr().out
             assert await ask("pause") == ExitCode.DONE
             assert await ask("start") == ExitCode.REFUSED
-            assert "is paused: `ssfl resume` lets it go on" in capsys.readouterr().err
+            assert "is paused: `ssfl resume` continues it" in capsys.readouterr().err
 
     conduct(tmp_path, script)
 
@@ -269,7 +269,7 @@ def test_status_as_json_has_numbers_and_hex(
     conduct(tmp_path, script)
 
 
-def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_later(
+def test_a_command_reports_a_full_disk_and_takes_effect_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_client, "TIMEOUT_S", 0.5)
@@ -295,13 +295,15 @@ def test_a_command_that_waits_for_room_on_the_disk_says_so_and_takes_effect_late
     conduct(tmp_path, script)
 
 
-def test_another_port_than_the_admin_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_to_another_port_reports_the_wrong_port(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with grpc_server() as address:
         assert tools.main(["status", "--admin", address]) == ExitCode.USAGE
     assert f"{address} is not an admin port; it may be the port for" in capsys.readouterr().err
 
 
-def test_a_command_that_an_older_coordinator_does_not_know_is_told(
+def test_a_command_unknown_to_an_older_coordinator_reports_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AdminService, "PauseRun", admin_pb2_grpc.AdminServiceServicer.PauseRun)

@@ -18,7 +18,7 @@ ANN = {"x509_common_name": [b"ann"], "peer_dns": [b"ann", b"ann.example.org"]}
 
 
 @pytest.mark.parametrize("method", list(SERVICE.methods), ids=lambda method: str(method.name))
-def test_every_call_of_a_client_says_who_it_is(method: Any) -> None:
+def test_every_request_of_a_client_carries_its_id(method: Any) -> None:
     """Otherwise a call could slip past the certificate."""
     request = method.input_type._concrete_class
     if method.name in ("Join", "Check"):
@@ -60,7 +60,7 @@ def call(
     return asyncio.run(run())
 
 
-def test_without_security_everybody_may_call() -> None:
+def test_without_security_any_client_may_call() -> None:
     request = pb.JoinRequest(client_id="ann")
     assert call(IdentityInterceptor(), request) is request
 
@@ -78,17 +78,19 @@ def test_another_name_is_refused_with_both(client_id: str) -> None:
         call(IdentityInterceptor(certificates=True), pb.JoinRequest(client_id=client_id), auth=ANN)
 
 
-def test_the_admin_port_is_for_admin_whatever_the_request_says() -> None:
+def test_the_admin_port_requires_the_admin_certificate() -> None:
     interceptor = IdentityInterceptor(certificates=True, admin=True)
     request = admin_pb2.StopRunRequest()
     where = "/ssfl.v1.AdminService/StopRun"
-    with pytest.raises(WrongName, match="for the certificate of 'admin', and this one is of 'ann'"):
+    with pytest.raises(
+        WrongName, match="needs the certificate of 'admin', but this one is of 'ann'"
+    ):
         call(interceptor, request, auth=ANN, method=where)
     admin = {"x509_common_name": [b"admin"]}
     assert call(interceptor, request, auth=admin, method=where) is request
 
 
-def test_the_join_token_is_asked_of_every_call_but_health() -> None:
+def test_every_call_but_health_requires_the_join_token() -> None:
     interceptor = IdentityInterceptor(token="0123456789abcdef")
     request = pb.LeaveRequest()
     good = {"authorization": "Bearer 0123456789abcdef"}
@@ -96,7 +98,7 @@ def test_the_join_token_is_asked_of_every_call_but_health() -> None:
     with pytest.raises(Unauthenticated, match="asks for a join token"):
         call(interceptor, request)
     for wrong in ("Bearer 0123456789abcdeF", "0123456789abcdef", "Bearer é"):
-        with pytest.raises(Unauthenticated, match="is not the one of this coordinator"):
+        with pytest.raises(Unauthenticated, match="is not that of this coordinator"):
             call(interceptor, request, {"authorization": wrong})
     assert call(interceptor, request, method="/grpc.health.v1.Health/Check") is request
 

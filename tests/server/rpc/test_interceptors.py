@@ -82,7 +82,7 @@ def test_a_refusal_becomes_its_status_its_sentence_and_its_reason() -> None:
     )
 
 
-def test_anything_else_is_logged_with_its_traceback_and_told_without_detail(
+def test_an_internal_error_is_logged_with_its_traceback_and_sent_without_detail(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -108,7 +108,7 @@ def test_a_good_answer_passes() -> None:
     assert answer.run_id == "c1"
 
 
-def test_bytes_that_are_no_message_are_refused_before_the_handler_sees_them() -> None:
+def test_unparsable_bytes_are_refused_before_the_handler_is_called() -> None:
     async def never(_request: object, _context: object) -> None:
         raise AssertionError("the handler was called")
 
@@ -168,7 +168,7 @@ def test_an_unknown_method_stays_unknown() -> None:
     assert intercepted(None) is None
 
 
-def test_a_refusal_is_counted_under_the_name_of_who_spoke() -> None:
+def test_a_refusal_is_counted_under_the_calling_client() -> None:
     refusals = Refusals(lambda: 0.0, lambda _name: True)
 
     async def refuses(_request: object, _context: object) -> None:

@@ -1,4 +1,4 @@
-"""A check of a client that has not joined: what it is told, and that it leaves no trace."""
+"""A check of a client that has not joined: its answer, and that it leaves no trace."""
 
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -56,7 +56,7 @@ async def refusal(stub: Any, *requests: pb.CheckRequest) -> tuple[grpc.StatusCod
     return caught.value.code(), str(metadata["ssfl-reason"]), caught.value.details()
 
 
-def test_a_stranger_learns_what_a_join_would_tell_and_leaves_no_trace(
+def test_a_check_gets_the_answer_of_a_join_and_leaves_no_trace(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -78,7 +78,7 @@ def test_a_stranger_learns_what_a_join_would_tell_and_leaves_no_trace(
     conduct(tmp_path, script)
 
 
-def test_why_a_join_would_be_refused_is_told_and_not_done(
+def test_a_check_reports_the_refusal_that_a_join_would_get(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -116,7 +116,7 @@ def test_echoes_noise_and_a_download_come_back_to_the_byte(tmp_path: Path) -> No
     conduct(tmp_path, script)
 
 
-def test_what_a_measurement_takes_is_logged_and_no_part_of_the_runs_bytes(
+def test_the_bytes_of_a_measurement_are_logged_and_not_in_the_ledger(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asking = [asked(), echo(7)]
@@ -152,7 +152,7 @@ def test_what_a_measurement_takes_is_logged_and_no_part_of_the_runs_bytes(
         ([noise(1)], "begins with its question"),
         ([asked("no/name")], "client id 'no/name'"),
         ([asked(), asked()], "one question"),
-        ([asked(), noise(1, "other")], "of one client"),
+        ([asked(), noise(1, "other")], "for one client"),
         ([asked(), noise(0)], "noise of 0 bytes"),
         ([asked(), noise(preflight.MAX_PIECE_BYTES + 1)], "noise of 65537 bytes"),
         ([asked(), *129 * [noise(preflight.MAX_PIECE_BYTES)]], "more than 8388608 bytes"),
@@ -175,7 +175,7 @@ def test_whatever_breaks_the_bounds_is_refused(
     conduct(tmp_path, script)
 
 
-def test_only_so_many_measure_at_once_and_one_after_the_other(tmp_path: Path) -> None:
+def test_measurements_are_limited_in_concurrency_and_rate(tmp_path: Path) -> None:
     async def script(coordinator: Coordinator) -> None:
         async with served(coordinator, "on") as stub:
             open_calls = [stub.Check(timeout=20) for _ in range(preflight.MEASURING)]
@@ -198,7 +198,7 @@ def test_only_so_many_measure_at_once_and_one_after_the_other(tmp_path: Path) ->
     conduct(tmp_path, script)
 
 
-def test_only_so_many_may_be_open(tmp_path: Path) -> None:
+def test_the_number_of_open_checks_is_limited(tmp_path: Path) -> None:
     async def script(coordinator: Coordinator) -> None:
         async with served(coordinator, "on") as stub:
             open_calls = [stub.Check(timeout=20) for _ in range(preflight.OPEN_CHECKS)]

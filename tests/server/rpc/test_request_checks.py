@@ -74,7 +74,7 @@ def check(
         {"fingerprint": "f" * 200, "software": "s" * 200},
     ],
 )
-def test_these_may_join(changes: dict[str, Any]) -> None:
+def test_a_valid_request_may_join(changes: dict[str, Any]) -> None:
     assert check(**changes) == changes.get("client_id", "c1")
 
 
@@ -102,7 +102,7 @@ def test_these_may_join(changes: dict[str, Any]) -> None:
         ({"labels": range(MAX_CLASSES + 1)}, "labels of more than 10000 classes"),
     ],
 )
-def test_what_breaks_the_contract_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_join_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check(**changes)
     assert message in str(caught.value)
@@ -151,7 +151,7 @@ def other(manifest: Manifest) -> Manifest:
     return Manifest((manifest.tensors[0], bias, *manifest.tensors[2:]), manifest.model)
 
 
-def test_any_model_will_do_while_the_runs_is_unknown(manifest: Manifest) -> None:
+def test_any_model_is_accepted_before_the_run_has_one(manifest: Manifest) -> None:
     check_manifest(join(manifest_digest=manifest.digest), EMPTY, None)
 
 
@@ -159,11 +159,11 @@ def test_a_client_that_has_not_built_its_model_yet_may_join(manifest: Manifest) 
     check_manifest(join(), known(manifest), manifest)
 
 
-def test_the_runs_own_model_is_welcome(manifest: Manifest) -> None:
+def test_the_model_of_the_run_is_accepted(manifest: Manifest) -> None:
     check_manifest(join(manifest_digest=manifest.digest), known(manifest), manifest)
 
 
-def test_another_model_is_asked_for_its_manifest_and_then_told_the_tensor(
+def test_a_client_with_another_model_sends_its_manifest_and_gets_the_differing_tensor(
     manifest: Manifest,
 ) -> None:
     theirs = other(manifest)
@@ -188,7 +188,7 @@ def test_a_digest_that_differs_while_the_manifest_does_not_is_refused_too(
         check_manifest(request, known(manifest), manifest)
 
 
-def test_a_manifest_that_is_none_is_refused(manifest: Manifest) -> None:
+def test_an_invalid_manifest_is_refused(manifest: Manifest) -> None:
     request = join(manifest_digest=bytes(32), manifest=b"{}")
     with pytest.raises(ManifestError):
         check_manifest(request, known(manifest), manifest)
@@ -223,7 +223,7 @@ def test_a_client_that_left_joins_again_before_any_other_call() -> None:
         (("r1", "c1", NUMBERS.number("r1", C1, 2)), SessionEnded, "another process has joined as"),
     ],
 )
-def test_another_caller_is_told_how_to_get_in_again(
+def test_an_unknown_caller_gets_a_refusal_that_says_how_to_rejoin(
     caller: tuple[str, str, int], refusal: type[Exception], message: str
 ) -> None:
     run_id, client_id, session = caller
@@ -252,7 +252,7 @@ def test_reports_must_be_possible() -> None:
     for name in ("", "my error", "x" * 41, "größe"):
         with pytest.raises(InvalidRequest, match="a metric cannot be called"):
             check_report(0.0, evaluations=[update_pb2.Evaluation(metric_sums={name: 1.0})])
-    with pytest.raises(InvalidRequest, match="17 metrics; 16 are the most"):
+    with pytest.raises(InvalidRequest, match="17 metrics; at most 16 are allowed"):
         many = {str(number): 1.0 for number in range(17)}
         check_report(0.0, evaluations=[update_pb2.Evaluation(metric_sums=many)])
     for wrong in (float("nan"), float("inf"), -float("inf"), 1e300, -1e31):
@@ -270,7 +270,7 @@ def test_a_reproducible_run_takes_its_clients_and_no_more() -> None:
     settings = RunSettings(clients=1, min_clients=1, reproducible=True)
     full = replace(WITH_C1, settings=settings)
     assert check(full) == C1, "its own client may come again"
-    with pytest.raises(RunFull, match="reproducible with 1 clients"):
+    with pytest.raises(RunFull, match="reproducible run has 1 clients"):
         check(full, client_id="c2")
     assert check(replace(full, finished=True), client_id="c2") == "c2", "to fetch the model"
 
@@ -280,7 +280,7 @@ def test_the_coordinators_own_name_is_not_for_clients() -> None:
         check(client_id="coordinator")
 
 
-def test_encodings_of_the_future_are_no_reason_to_refuse() -> None:
+def test_a_join_with_unknown_encodings_is_accepted() -> None:
     most = [1, 2, 3, 4, *range(1000, 1000 + MAX_ENCODINGS - 4)]
     assert check(encodings=most) == C1
     with pytest.raises(InvalidRequest, match="a list of more than 64 encodings"):
@@ -288,7 +288,7 @@ def test_encodings_of_the_future_are_no_reason_to_refuse() -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3, 4])
-def test_four_encodings_are_a_must(missing: int) -> None:
+def test_a_join_without_a_required_encoding_is_refused(missing: int) -> None:
     listed = [one for one in range(1, 11) if one != missing]
     with pytest.raises(InvalidRequest, match="a client must read ENCODING_") as caught:
         check(encodings=listed)

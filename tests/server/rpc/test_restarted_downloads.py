@@ -1,4 +1,4 @@
-"""A download that a restart of the coordinator cut goes on: the same task, the same bytes."""
+"""A download cut by a coordinator restart resumes with the same task and the same bytes."""
 
 import hashlib
 from collections.abc import Iterator

@@ -109,7 +109,7 @@ async def next_round(steps: Steps) -> None:
     await steps.reaches(Work.TRAIN, round_number=1)
 
 
-def test_a_form_is_made_once_though_many_ask(
+def test_a_form_is_encoded_once_for_concurrent_requests(
     tmp_path: Path, manifest: Manifest, built: Counter[Form]
 ) -> None:
     async def story(steps: Steps, stub: Any) -> None:
@@ -180,7 +180,7 @@ def test_a_client_that_was_away_was_asked_when_it_takes_its_task_again(
         ("auto", "int8", "int8"),
     ],
 )
-def test_the_choice_is_told_when_a_client_is_ready(
+def test_the_encoding_is_logged_when_a_client_is_ready(
     tmp_path: Path,
     plain_manifest: Manifest,
     caplog: pytest.LogCaptureFixture,

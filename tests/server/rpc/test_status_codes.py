@@ -37,7 +37,7 @@ def test_the_walk_finds_the_deepest() -> None:
 
 
 @pytest.mark.parametrize("kind", SENT, ids=lambda kind: kind.__name__)
-def test_everything_a_client_may_be_told_has_a_status_and_a_reason(kind: type[Exception]) -> None:
+def test_every_refusal_class_has_a_status_and_a_reason(kind: type[Exception]) -> None:
     assert status_of(bare(kind)) is not grpc.StatusCode.INTERNAL
     assert re.fullmatch("[a-z]+(_[a-z]+)*", reason_of(bare(kind)))
     assert reason_of(bare(kind)) not in ("internal", "refused")
@@ -59,7 +59,7 @@ def test_the_closest_ancestor_decides() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), ValueError("x"), errors.StateError("x")])
-def test_anything_else_is_our_bug(error: Exception) -> None:
+def test_an_unlisted_error_is_internal(error: Exception) -> None:
     assert status_of(error) is grpc.StatusCode.INTERNAL
     assert reason_of(error) == "internal"
 

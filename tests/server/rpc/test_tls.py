@@ -1,4 +1,4 @@
-"""The coordinator's certificates follow the files; what each start warns of."""
+"""The coordinator's certificates follow the files; warnings at every start."""
 
 import logging
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def test_without_certificates_there_are_no_files() -> None:
     assert not read_security(CoordinatorConfig()).mutual
 
 
-def test_new_files_are_taken_and_bad_ones_are_told_about(
+def test_new_tls_files_are_loaded_and_bad_ones_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -54,7 +54,7 @@ def test_new_files_are_taken_and_bad_ones_are_told_about(
     good = (folder / "coordinator.pem").read_bytes()
     (folder / "coordinator.pem").write_text("half a file")
     assert clients() is None
-    assert "the old ones go on: --tls-cert: " in caplog.text
+    assert "the old ones stay in use: --tls-cert: " in caplog.text
     (folder / "coordinator.pem").write_bytes(good)
     assert clients() is not None
     assert admin() is not None, "every port has to be told"
@@ -62,7 +62,7 @@ def test_new_files_are_taken_and_bad_ones_are_told_about(
     assert caplog.text.count("certificates renewed") == 1
 
 
-def test_the_end_of_a_certificate_is_told_a_month_ahead_once_a_day(
+def test_an_expiring_certificate_is_logged_once_a_day_from_a_month_ahead(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority.open(tmp_path, datetime.now(UTC))
@@ -85,14 +85,16 @@ def test_the_end_of_a_certificate_is_told_a_month_ahead_once_a_day(
         (CoordinatorConfig(tls_cert=FILE), "belong together"),
         (CoordinatorConfig(tls_key=FILE), "belong together"),
         (CoordinatorConfig(tls_ca=FILE), "--tls-ca needs"),
-        (CoordinatorConfig(admin_host="0.0.0.0", insecure=True), "anybody could stop the run"),
+        (CoordinatorConfig(admin_host="0.0.0.0", insecure=True), "anyone could stop the run"),
         (
             CoordinatorConfig(admin_host="0.0.0.0", tls_cert=FILE, tls_key=FILE),
-            "anybody could stop the run",
+            "anyone could stop the run",
         ),
     ],
 )
-def test_what_would_be_open_to_others_is_refused(config: CoordinatorConfig, words: str) -> None:
+def test_an_unprotected_address_beyond_loopback_is_refused(
+    config: CoordinatorConfig, words: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         config.validate()
     assert words in str(caught.value)
@@ -108,11 +110,11 @@ def test_loopback_needs_nothing_and_warns_of_nothing(host: str) -> None:
 def test_every_start_warns_of_what_is_open() -> None:
     (first, second) = warnings_of(CoordinatorConfig(host="0.0.0.0", insecure=True))
     assert first.startswith("--insecure: listening beyond this machine without TLS")
-    assert second.startswith("anybody who reaches this port can join")
+    assert second.startswith("anyone who reaches this port can join")
     (one,) = warnings_of(
         CoordinatorConfig(host="0.0.0.0", insecure=True, join_token_file=Path("token"))
     )
-    assert one.endswith("the join token, too")
+    assert one.endswith("and the join token")
     (one,) = warnings_of(CoordinatorConfig(host="0.0.0.0", tls_cert=FILE, tls_key=FILE))
     assert "can join" in one
     mutual = CoordinatorConfig(host="0.0.0.0", tls_cert=FILE, tls_key=FILE, tls_ca=FILE)

@@ -171,7 +171,7 @@ def test_a_model_bomb_is_refused_before_anything_of_it_is_made(tmp_path: Path) -
 
     async def script(coordinator: Coordinator) -> None:
         await join(coordinator, C1, bomb)
-        with pytest.raises(ModelUnusable, match=r"1073741824 values, .*--max-model-values"):
+        with pytest.raises(ModelUnusable, match=r"1073741824 values; .*--max-model-values"):
             await describe(coordinator, C1, bomb, vector(0))
         await join(coordinator, C2, SENT)
         await coordinator.run.post(events.Lost(C1))
@@ -224,7 +224,7 @@ class SlowBuild:
         return initial_vector(manifest, seed)
 
 
-def test_a_build_that_is_no_longer_wanted_holds_nobody_up(
+def test_an_unwanted_build_delays_no_other_description(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge = Manifest((TensorSpec("w", (12_000, 12_000), Role.MASKED, Init("normal", 1.0)),))

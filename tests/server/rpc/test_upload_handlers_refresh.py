@@ -1,4 +1,4 @@
-"""Uploads around a renewed mask: what is of another mask, weights or step is told apart."""
+"""Uploads around a mask refresh: another mask, other weights or another step are refused."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_an_update_under_another_mask_is_refused_by_that_name(
     play(tmp_path, manifest, part)
 
 
-def test_an_update_of_the_round_before_a_renewal_is_too_late(
+def test_an_update_of_the_round_before_a_refresh_is_too_late(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     async def part(steps: Steps) -> None:
@@ -102,10 +102,10 @@ async def renewed(steps: Steps) -> update_pb2.SparseUpdate:
     return header
 
 
-def test_a_late_update_is_told_that_its_mask_is_no_longer(
+def test_a_late_update_under_an_old_mask_is_refused_as_stale(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    """Its step is long over, but that is not why: it could not count under any step."""
+    """The reason is its mask, not its closed step: it could not count in any step."""
 
     async def part(steps: Steps) -> None:
         late = await renewed(steps)
@@ -121,7 +121,7 @@ def test_a_late_update_is_told_that_its_mask_is_no_longer(
     play(tmp_path, manifest, part)
 
 
-def test_a_late_update_that_had_counted_is_told_so_whatever_its_mask(
+def test_a_late_update_that_had_counted_is_reported_as_accepted_under_any_mask(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     """A mask for which nobody is asked: the update is the newest of its client's that counted."""
@@ -140,7 +140,7 @@ def test_a_late_update_that_had_counted_is_told_so_whatever_its_mask(
     play(tmp_path, manifest, part, replace(SETTINGS, criterion="random"))
 
 
-def test_scores_of_the_initial_weights_are_none_of_the_trained_ones(
+def test_scores_of_the_initial_weights_are_refused_for_trained_weights(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     async def part(steps: Steps) -> None:
@@ -156,7 +156,7 @@ def test_scores_of_the_initial_weights_are_none_of_the_trained_ones(
             scores=announced(data, DENSE),
         )
         request = pb.ReportSaliencyRequest(caller=steps.caller(C1), header=header)
-        with pytest.raises(StaleBase, match="scores are of other weights"):
+        with pytest.raises(StaleBase, match="scores are for other weights"):
             _ = [word(one) async for one in steps.handlers.scores(stream(request))]
         assert (await steps.scores(announced(data, DENSE), data))[-1] == "accepted"
 
@@ -164,7 +164,7 @@ def test_scores_of_the_initial_weights_are_none_of_the_trained_ones(
 
 
 @pytest.mark.parametrize("criterion", ["saliency", "grasp"])
-def test_scores_below_zero_are_taken_where_the_criterion_has_them(
+def test_negative_scores_are_accepted_for_signed_criteria(
     tmp_path: Path, manifest: Manifest, criterion: str
 ) -> None:
     async def part(steps: Steps) -> None:

@@ -31,7 +31,7 @@ def plain(values: Vector) -> tuple[pb.Payload, bytes]:
 
 
 @pytest.mark.parametrize("encoding", ["values_only", "reference"])
-def test_an_update_that_is_too_long_is_kept_shortened(
+def test_an_update_over_the_norm_limit_is_stored_clipped(
     tmp_path: Path, manifest: Manifest, encoding: str
 ) -> None:
     async def tell(steps: Steps) -> None:
@@ -58,9 +58,7 @@ def test_an_update_within_the_limit_is_kept_as_it_is(tmp_path: Path, manifest: M
     story(tmp_path, manifest, tell, CLIPPING)
 
 
-def test_what_is_not_finite_is_refused_and_not_shortened(
-    tmp_path: Path, manifest: Manifest
-) -> None:
+def test_a_non_finite_update_is_refused_and_not_clipped(tmp_path: Path, manifest: Manifest) -> None:
     async def tell(steps: Steps) -> None:
         values = steps.base.copy()
         values[1] = np.inf
@@ -71,7 +69,7 @@ def test_what_is_not_finite_is_refused_and_not_shortened(
     story(tmp_path, manifest, tell, CLIPPING)
 
 
-def test_a_restart_folds_what_was_kept(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_restart_folds_the_clipped_update(tmp_path: Path, manifest: Manifest) -> None:
     """The same digest, whether the coordinator was killed between the two updates or not."""
     ends: list[str] = []
 

@@ -48,7 +48,7 @@ def story(
     settings: RunSettings = SETTINGS,
     work: Work = Work.TRAIN,
 ) -> None:
-    """Bring a run to a step and tell what happens there."""
+    """Bring a run to a step and return what happens there."""
 
     async def script(coordinator: Coordinator) -> None:
         steps = Steps(coordinator, manifest)
@@ -116,7 +116,7 @@ def test_the_same_bytes_again_are_accepted_already_and_others_are_a_conflict(
     story(tmp_path, manifest, tell)
 
 
-def test_an_update_that_counted_is_told_so_when_its_step_is_over(
+def test_an_update_that_counted_is_reported_as_accepted_after_its_step(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     """Its receipt was lost; the client adds what a lossy update lost to the next only if told."""
@@ -134,7 +134,7 @@ def test_an_update_that_counted_is_told_so_when_its_step_is_over(
     story(tmp_path, manifest, tell)
 
 
-def test_an_upload_that_is_whole_counts_though_the_wire_breaks_then(
+def test_a_complete_upload_counts_if_the_connection_breaks_afterwards(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     async def tell(steps: Steps) -> None:
@@ -152,7 +152,7 @@ def test_an_upload_that_is_whole_counts_though_the_wire_breaks_then(
     story(tmp_path, manifest, tell)
 
 
-def test_a_coded_upload_goes_on_after_a_cut(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_coded_upload_resumes_after_a_cut(tmp_path: Path, manifest: Manifest) -> None:
     async def tell(steps: Steps) -> None:
         values = steps.base + np.float32(0.125)
         payload, data = coded(steps, values)
@@ -229,7 +229,7 @@ def test_a_payload_larger_than_it_can_be_is_refused_before_a_byte(
     async def tell(steps: Steps) -> None:
         for size in (4 * 6 + 16 + 1, 2**40):
             payload, data = coded(steps, steps.base, num_bytes=size)
-            with pytest.raises(InvalidRequest, match="at most 40 are expected"):
+            with pytest.raises(InvalidRequest, match="expected at most 40"):
                 await steps.update(payload, data)
         assert steps.spooled() == {}
 
@@ -276,7 +276,7 @@ def test_score_codes_beyond_the_largest_float_are_refused(
 
 
 @pytest.mark.parametrize("moment", ["received", "decoding", "decoded", "renamed"])
-def test_a_crash_before_the_journal_is_made_good_by_the_client(
+def test_the_client_sends_again_after_a_crash_before_the_journal_entry(
     tmp_path: Path, manifest: Manifest, moment: str
 ) -> None:
     """What a killed process can leave in the spool; the client, without a receipt, sends again."""
@@ -311,7 +311,7 @@ def test_a_crash_before_the_journal_is_made_good_by_the_client(
     conduct(tmp_path, again)
 
 
-def test_what_a_crash_left_of_another_upload_does_not_disturb(
+def test_leftovers_of_another_upload_after_a_crash_are_ignored(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     async def tell(steps: Steps) -> None:

@@ -1,4 +1,4 @@
-"""Coded uploads: which are allowed, how large they may be, and what is left of them on disk."""
+"""Coded uploads: allowed encodings, size limits, and the files they leave on disk."""
 
 import hashlib
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def of(encoding: int, num_bytes: int, against: bytes = b"") -> pb.Payload:
 
 
 @pytest.mark.parametrize("value_type", ["float32", *CODES])
-def test_an_update_is_plain_or_exact_or_as_the_run_says(value_type: str) -> None:
+def test_an_update_may_be_plain_or_exact_or_in_the_lossy_code_of_the_run(value_type: str) -> None:
     settings = RunSettings(value_type=value_type)
     allowed = []
     for encoding in pb.Encoding.values():
@@ -62,7 +62,8 @@ def test_an_update_is_plain_or_exact_or_as_the_run_says(value_type: str) -> None
         try:
             check_update(of(encoding, size), 100, BASE_DIGEST, settings)
         except InvalidRequest as error:
-            assert f"encoding {encoding} where ENCODING_VALUES_ONLY" in str(error)
+            expected = "is not allowed; expected ENCODING_VALUES_ONLY"
+            assert f"encoding {encoding} {expected}" in str(error)
         else:
             allowed.append(encoding)
     lossy = [CODES[value_type][0]] if value_type in CODES else []
@@ -78,35 +79,35 @@ def test_an_update_is_plain_or_exact_or_as_the_run_says(value_type: str) -> None
         ("grid", pb.ENCODING_GRID, 4 * 70_000 + 17 * 2),
     ],
 )
-def test_a_coded_update_is_at_most_as_large_as_the_page_says(
+def test_a_coded_update_is_refused_above_its_documented_size(
     value_type: str, encoding: int, most: int
 ) -> None:
     settings = RunSettings(value_type=value_type)
     for size in (1, most):
         check_update(of(encoding, size), 70_000, BASE_DIGEST, settings)
     for size in (0, most + 1, 2**63):
-        with pytest.raises(InvalidRequest, match=f"{size} bytes .* at most {most} are expected"):
+        with pytest.raises(InvalidRequest, match=f"{size} bytes .*; expected at most {most}"):
             check_update(of(encoding, size), 70_000, BASE_DIGEST, settings)
 
 
-def test_a_plain_update_has_its_one_size_in_a_lossy_run_too() -> None:
+def test_a_plain_update_has_a_fixed_size_in_a_lossy_run() -> None:
     for size in (399, 401):
-        with pytest.raises(InvalidRequest, match="where 400 are expected"):
+        with pytest.raises(InvalidRequest, match="; expected 400"):
             check_update(
                 of(pb.ENCODING_VALUES_ONLY, size), 100, b"", RunSettings(value_type="int8")
             )
 
 
-def test_compact_scores_are_taken_where_the_run_asks_for_them() -> None:
+def test_compact_scores_are_accepted_if_the_run_uses_them() -> None:
     most = 3 + 70_000 + 4 * 2
     for settings in (EXACT, RunSettings(scores="exact")):
         check_scores(of(pb.ENCODING_DENSE, 4 * 70_000), 70_000, settings)
     for size in (1, most):
         check_scores(of(pb.ENCODING_SCORES, size), 70_000, EXACT)
     for size in (0, most + 1):
-        with pytest.raises(InvalidRequest, match=f"at most {most} are expected"):
+        with pytest.raises(InvalidRequest, match=f"expected at most {most}"):
             check_scores(of(pb.ENCODING_SCORES, size), 70_000, EXACT)
-    with pytest.raises(InvalidRequest, match="where ENCODING_DENSE is expected"):
+    with pytest.raises(InvalidRequest, match="expected ENCODING_DENSE"):
         check_scores(of(pb.ENCODING_SCORES, most), 70_000, RunSettings(scores="exact"))
 
 
@@ -148,7 +149,7 @@ def in_blocks(
 
 @pytest.mark.parametrize("against", [BASE_DIGEST, b""], ids=["base", "nothing"])
 @pytest.mark.parametrize("value_type", ["float32", *CODES])
-def test_a_coded_update_becomes_a_file_of_values_beside_it(
+def test_a_coded_update_is_decoded_to_a_file_of_values(
     tmp_path: Path, value_type: str, against: bytes
 ) -> None:
     encoding, code = CODES.get(value_type, (pb.ENCODING_REFERENCE, reference.CODE))
@@ -184,7 +185,7 @@ def test_a_plain_upload_is_its_own_file_and_is_read_once(
     assert starts == [0, blocks.BLOCK]
 
 
-def test_bytes_that_were_damaged_on_the_way_are_no_fault_of_the_values(tmp_path: Path) -> None:
+def test_bytes_damaged_in_transit_raise_a_digest_error_before_bad_values(tmp_path: Path) -> None:
     """The digest is compared first, also where a value of the damaged bytes breaks the rule."""
     values, _ = numbers(10)
     for damaged in (np.full(10, np.nan, np.float32), values + np.float32(1)):
@@ -212,7 +213,7 @@ def test_compact_scores_become_plain_ones(tmp_path: Path) -> None:
     ],
     ids=["short", "long", "empty", "noise"],
 )
-def test_what_does_not_decode_is_refused_and_leaves_no_values(
+def test_an_undecodable_upload_is_refused_and_leaves_no_values(
     tmp_path: Path, damage: Callable[[bytes], bytes], error: type[CodecError]
 ) -> None:
     base, trained = numbers(100)

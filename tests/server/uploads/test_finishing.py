@@ -1,4 +1,4 @@
-"""What becomes of an upload that is whole when its connection breaks."""
+"""Complete uploads whose connection breaks."""
 
 import asyncio
 import threading

@@ -148,7 +148,7 @@ def test_header_grant_chunks_receipt(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_cut_upload_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_cut_upload_resumes_where_it_stopped(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
         with pytest.raises(TruncatedPayload, match="payload has 60 bytes, 100 were promised"):
@@ -233,7 +233,7 @@ def test_a_bad_chunk_ends_the_upload_and_what_came_before_is_kept(
     run(story())
 
 
-def test_what_does_not_verify_is_dropped_and_can_be_sent_again(tmp_path: Path) -> None:
+def test_an_upload_that_fails_verification_is_dropped_and_can_be_sent_again(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
         with pytest.raises(DigestMismatch):
@@ -255,7 +255,7 @@ def test_a_part_longer_than_announced_is_dropped(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_step_that_ends_meanwhile_is_told_not_an_error(tmp_path: Path) -> None:
+def test_a_step_that_ends_during_an_upload_gives_a_receipt_not_an_error(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
 
@@ -272,7 +272,7 @@ def test_a_step_that_ends_meanwhile_is_told_not_an_error(tmp_path: Path) -> None
 
 
 def test_a_spool_file_that_vanishes_from_an_open_step_is_sent_again(tmp_path: Path) -> None:
-    """Another upload of the client was first: whether it counts is not for this one to say."""
+    """Another upload of the client committed first; this one does not decide if that counts."""
 
     async def story() -> None:
         receiving = Receiving(tmp_path)
@@ -288,7 +288,7 @@ def test_a_spool_file_that_vanishes_from_an_open_step_is_sent_again(tmp_path: Pa
     run(story())
 
 
-def test_what_is_no_longer_wanted_takes_no_chunk_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_an_unwanted_upload_gets_a_receipt_and_leaves_no_folder(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path)
         receiving.over = CLOSED
@@ -298,11 +298,11 @@ def test_what_is_no_longer_wanted_takes_no_chunk_and_leaves_no_folder(tmp_path: 
     run(story())
 
 
-def test_a_silent_sender_is_given_up(tmp_path: Path) -> None:
+def test_an_upload_of_a_silent_sender_is_ended(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = Receiving(tmp_path, no_progress_s=0.001)
         with pytest.raises(
-            NoProgress, match=r"fewer than 16384 .* in 0.001 s: .* goes on at byte 50"
+            NoProgress, match=r"fewer than 16384 .* in 0.001 s: .* resumes at byte 50"
         ):
             await receiving.receive(chunk(0, PAYLOAD[:50]), hangs=True)
 
@@ -382,15 +382,17 @@ def test_a_slot_is_free_again_however_its_upload_ends(tmp_path: Path, when: str)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoding": 2}, "encoding 2 where ENCODING_VALUES_ONLY is expected"),
-        ({"encoding": 0}, "encoding 0 where ENCODING_VALUES_ONLY is expected"),
-        ({"encoding": 77}, "encoding 77 where"),
-        ({"num_bytes": 101}, "101 bytes announced where 100 are expected"),
-        ({"num_bytes": 2**63}, "9223372036854775808 bytes announced where 100 are expected"),
+        ({"encoding": 2}, "encoding 2 is not allowed; expected ENCODING_VALUES_ONLY"),
+        ({"encoding": 0}, "encoding 0 is not allowed; expected ENCODING_VALUES_ONLY"),
+        ({"encoding": 77}, "encoding 77 is not allowed"),
+        ({"num_bytes": 101}, "101 bytes announced; expected 100"),
+        ({"num_bytes": 2**63}, "9223372036854775808 bytes announced; expected 100"),
         ({"digest": b"short"}, "a digest has 32 bytes, not 5"),
     ],
 )
-def test_a_payload_is_announced_as_it_must_be(changes: dict[str, Any], message: str) -> None:
+def test_a_payload_with_a_wrong_announcement_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     payload = announced()
     check_payload(payload, {transfer_pb2.ENCODING_VALUES_ONLY: (100, 100)})
     for name, value in changes.items():
@@ -413,7 +415,7 @@ def test_an_upload_begins_with_its_header() -> None:
     run(story())
 
 
-def test_the_ledger_is_told_the_encoding(tmp_path: Path) -> None:
+def test_the_ledger_records_the_encoding_of_an_upload(tmp_path: Path) -> None:
     async def story() -> None:
         receiving, payload = Receiving(tmp_path), announced()
         payload.encoding = transfer_pb2.ENCODING_INT8

@@ -51,7 +51,7 @@ async def told(answers: AsyncIterator[Any]) -> list[str]:
 async def slowly(
     receiving: SlowReceiving, deadlines: float, requests: list[Any]
 ) -> AsyncIterator[Any]:
-    """Yield requests, each after so much time."""
+    """Yield requests, each after its delay."""
     for request in requests:
         receiving.pass_s(deadlines)
         yield request
@@ -63,17 +63,17 @@ async def reaches(condition: Any) -> None:
         await asyncio.sleep(0)
 
 
-def test_messages_that_carry_hardly_a_byte_are_no_progress(tmp_path: Path) -> None:
+def test_tiny_messages_do_not_count_as_progress(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
         dribble = slowly(receiving, 0.3, pieces(BIG, 1))
-        with pytest.raises(NoProgress, match=r"fewer than 16384 bytes .* goes on at byte 4"):
+        with pytest.raises(NoProgress, match=r"fewer than 16384 bytes .* resumes at byte 4"):
             await told(receiving.stream(dribble, payload=announced(BIG)))
 
     run(story())
 
 
-def test_a_slow_link_with_the_least_progress_is_not_broken(tmp_path: Path) -> None:
+def test_a_slow_link_with_the_minimum_progress_is_not_ended(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
         slow = slowly(receiving, 0.49, pieces(BIG, MIN_PROGRESS // 2))
@@ -94,10 +94,10 @@ def test_the_rest_of_a_payload_is_progress_however_small(tmp_path: Path) -> None
     run(story())
 
 
-def test_lorises_in_every_slot_keep_nobody_out_for_longer_than_about_one_deadline(
+def test_slow_uploads_in_every_slot_delay_others_by_about_one_deadline(
     tmp_path: Path,
 ) -> None:
-    """They send just enough, just in time; what ends their turn is that others wait."""
+    """They send the minimum just in time; their turn ends because other uploads wait."""
 
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
@@ -146,7 +146,7 @@ def test_lorises_in_every_slot_keep_nobody_out_for_longer_than_about_one_deadlin
     run(story())
 
 
-def test_an_upload_that_made_room_resends_nothing_that_was_there(tmp_path: Path) -> None:
+def test_an_upload_that_yielded_its_slot_resumes_without_resending(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = SlowReceiving(tmp_path, slots=1)
         turn = slowly(receiving, 0.4, pieces(BIG, MIN_PROGRESS))
@@ -157,7 +157,7 @@ def test_an_upload_that_made_room_resends_nothing_that_was_there(tmp_path: Path)
             told(receiving.stream(sent(chunk(0, data)), HONEST, announced(data)))
         )
         await reaches(lambda: receiving.uploads.slots.queued == 1)
-        with pytest.raises(SlotYielded, match="what has arrived is kept"):
+        with pytest.raises(SlotYielded, match="the bytes that arrived are kept"):
             await anext(slow)
         assert (await honest)[-1] == "OUTCOME_ACCEPTED"
         # Chunks came at 0.4, 0.8 and 1.2: the third is kept, then it makes room.
@@ -171,7 +171,7 @@ def test_an_upload_that_made_room_resends_nothing_that_was_there(tmp_path: Path)
     run(story())
 
 
-def test_nobody_makes_room_for_nobody(tmp_path: Path) -> None:
+def test_a_slot_is_not_yielded_while_no_upload_is_queued(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = SlowReceiving(tmp_path, slots=1)
         slow = slowly(receiving, 0.9, pieces(BIG, MIN_PROGRESS))
@@ -181,7 +181,7 @@ def test_nobody_makes_room_for_nobody(tmp_path: Path) -> None:
     run(story())
 
 
-def test_of_one_client_only_the_newest_upload_waits(tmp_path: Path) -> None:
+def test_only_the_newest_upload_of_a_client_waits(tmp_path: Path) -> None:
     async def story() -> None:
         receiving = SlowReceiving(tmp_path, slots=1)
         holder = receiving.stream(sent(hangs=True), HONEST)
@@ -202,7 +202,7 @@ def test_of_one_client_only_the_newest_upload_waits(tmp_path: Path) -> None:
 
 
 def test_a_newer_upload_ends_an_older_one_that_is_silent(tmp_path: Path) -> None:
-    """A client whose wire broke does not wait for its own half-open call."""
+    """A client whose connection broke does not wait for its own half-open call."""
 
     async def story() -> None:
         receiving = SlowReceiving(tmp_path, slots=1)

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a run: the state as it stands, in its own format."""
+"""Prometheus metrics of a run: the current state in Prometheus's format."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Samples = dict[tuple[str, str], float]
 
 
 def asking(coordinator: Coordinator) -> Callable[[], Samples]:
-    """Return what asks as Prometheus does: every sample by name and the values of its labels."""
+    """Return a function that scrapes like Prometheus: samples by name and label values."""
     uploads = receiver_of(coordinator)
     route = metrics_route(RunCollector(coordinator, uploads, Path("runs")))
 
@@ -68,8 +68,8 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
     conduct(tmp_path, script)
 
 
-def test_what_may_be_counted_begins_at_zero(tmp_path: Path) -> None:
-    """`increase` does not see a series begin, and scores, say, are sent but once."""
+def test_possible_series_start_at_zero(tmp_path: Path) -> None:
+    """`increase` misses the first value of a series, and scores are sent only once."""
 
     async def script(coordinator: Coordinator) -> None:
         told = asking(coordinator)()
@@ -82,7 +82,7 @@ def test_what_may_be_counted_begins_at_zero(tmp_path: Path) -> None:
     conduct(tmp_path, script)
 
 
-def test_what_tensors_travel_as_is_named_as_on_the_wire() -> None:
+def test_tensor_encodings_have_their_wire_names() -> None:
     names = transfer_pb2.Encoding.keys()
     words = {name.removeprefix("ENCODING_").lower() for name in names}
     assert {word for encodings in CARRIED.values() for word in encodings} < words
@@ -115,7 +115,7 @@ def test_only_declared_series_are_shown(tmp_path: Path, manifest: Manifest) -> N
     conduct(tmp_path, script)
 
 
-def test_of_very_many_clients_the_slowest_and_the_most_silent_are_shown(
+def test_with_very_many_clients_the_slowest_and_most_silent_are_shown(
     tmp_path: Path, manifest: Manifest
 ) -> None:
     settings = SETTINGS.__class__(clients=500, rounds=2, sparsity="0.5", seed=5)

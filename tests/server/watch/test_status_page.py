@@ -1,4 +1,4 @@
-"""The status page's answers: documents, bounds, headers, and what it never tells."""
+"""The status page's answers: documents, bounds, headers, and secrets it never includes."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ Ask = Callable[..., Any]
 
 
 def asking(coordinator: Coordinator) -> Ask:
-    """Return what asks for a document and reads it."""
+    """Return a function that requests a document and parses it."""
     found = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
 
     def ask(name: str, **query: str) -> Any:
@@ -44,7 +44,7 @@ def asking(coordinator: Coordinator) -> Ask:
     return ask
 
 
-def test_the_status_tells_what_the_run_waits_for(tmp_path: Path, manifest: Manifest) -> None:
+def test_the_status_shows_what_the_run_waits_for(tmp_path: Path, manifest: Manifest) -> None:
     async def script(coordinator: Coordinator) -> None:
         ask = asking(coordinator)
         early = ask("status")
@@ -69,9 +69,7 @@ def test_the_status_tells_what_the_run_waits_for(tmp_path: Path, manifest: Manif
     conduct(tmp_path, script)
 
 
-def test_500_clients_are_told_in_pages_sorted_and_filtered(
-    tmp_path: Path, manifest: Manifest
-) -> None:
+def test_500_clients_are_paged_sorted_and_filtered(tmp_path: Path, manifest: Manifest) -> None:
     settings = SETTINGS.__class__(clients=501, rounds=2, sparsity="0.5", seed=5)
 
     async def script(coordinator: Coordinator) -> None:
@@ -117,7 +115,7 @@ def test_500_clients_are_told_in_pages_sorted_and_filtered(
         ("events", {"after": "٣"}, "after must be a whole number"),
     ],
 )
-def test_a_question_that_will_not_do_is_told_why(
+def test_an_invalid_query_is_refused_with_the_reason(
     tmp_path: Path, name: str, query: dict[str, str], sentence: str
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -128,7 +126,7 @@ def test_a_question_that_will_not_do_is_told_why(
     conduct(tmp_path, script)
 
 
-def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
+def test_every_answer_has_security_headers(tmp_path: Path) -> None:
     async def script(coordinator: Coordinator) -> None:
         routes = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
         assert set(routes) == {*API, *FILES}
@@ -160,7 +158,7 @@ def test_every_answer_says_how_it_may_be_used(tmp_path: Path) -> None:
         ("0.0.0.0", "coordinator.hospital.example:8080", 200),  # whose name we cannot know
     ],
 )
-def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
+def test_a_request_with_a_foreign_host_name_is_refused(
     tmp_path: Path, served_on: str, host: str, status: int
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -173,7 +171,7 @@ def test_a_site_that_points_its_name_at_loopback_is_told_nothing(
     conduct(tmp_path, script)
 
 
-def test_what_has_not_changed_is_not_sent_again(tmp_path: Path, manifest: Manifest) -> None:
+def test_an_unchanged_document_is_not_sent_again(tmp_path: Path, manifest: Manifest) -> None:
     async def script(coordinator: Coordinator) -> None:
         routes = page_routes(Documents(coordinator, LogBuffer(), Path("runs")))
         for path in ("/", "/app.js", "/api/v1/rounds", "/api/v1/timeline", "/api/v1/layers"):
@@ -220,7 +218,7 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
     conduct(tmp_path, script)
 
 
-def test_text_that_is_no_unicode_does_not_blind_the_page(tmp_path: Path) -> None:
+def test_a_lone_surrogate_does_not_break_the_page(tmp_path: Path) -> None:
     async def script(coordinator: Coordinator) -> None:
         recent = LogBuffer()
         recent.begin()
@@ -270,7 +268,7 @@ def test_a_long_journal_is_read_in_several_looks(
     conduct(tmp_path, script)
 
 
-def test_a_thinned_curve_keeps_its_ends_and_its_order() -> None:
+def test_a_downsampled_curve_keeps_its_ends_and_its_order() -> None:
     points = [{"round": number} for number in range(1999)]
     found = [point["round"] for point in thinned(points, 400)]
     assert len(found) == 400 and (found[0], found[-1]) == (0, 1998)

@@ -1,1 +1,1 @@
-"""Bytes out: which task a client gets, and in which encoding. No network."""
+"""Bytes out: the task of each client and its encoding. No network."""

@@ -1,9 +1,9 @@
-"""The payloads of one model, in the forms clients may need, each made once.
+"""The payloads of one model in every form a client may need, each encoded once.
 
-Mask: packed bits (zstd), sorted bits with or without the initial weights, the difference to the
-mask before. Values: as they are, as the coded change of a lossy run, or coded against the values
-before, against the initial weights the mask keeps (which a client can make itself), or against
-nothing. A form is made when the first client needs it, on a worker thread, and every client that
+Mask: packed bits (zstd), sorted bits with or without the initial weights, or the difference to the
+previous mask. Values: plain, the coded change of a lossy run, or coded against the previous values,
+against the initial weights that the mask keeps (which a client can build itself), or against
+nothing. A form is encoded on a worker thread when the first client needs it. Every client that
 needs it is sent the same buffer.
 """
 
@@ -42,8 +42,8 @@ class Form(StrEnum):
     VALUES_TO_INITIAL = "values to initial"
     VALUES_TO_NOTHING = "values to nothing"
     RESTING = "resting"
-    FIRST = "first base"  # no payload: what a client makes itself
-    WHOLE = "whole"  # no payload: what is scored
+    FIRST = "first base"  # no payload: the client builds it
+    WHOLE = "whole"  # no payload: the model to score
 
 
 _MASK_FORMS = (
@@ -52,7 +52,7 @@ _MASK_FORMS = (
 
 
 class NotBuilt(Exception):
-    """A form is needed that has not been made yet."""
+    """A form is needed that has not been encoded yet."""
 
     def __init__(self, form: Form) -> None:
         super().__init__(form)
@@ -61,7 +61,7 @@ class NotBuilt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One payload of a task: what it is for in the ledger, and its bytes."""
+    """One payload of a task: its ledger phase and its bytes."""
 
     phase: str
     payload: transfer_pb2.Payload
@@ -70,14 +70,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """What a mask keeps of the model it was agreed on: the base of its first round."""
+    """The values that a mask keeps of the model it was agreed on: the base of its first round."""
 
     values: Vector
     digest: bytes
 
 
 class Broadcast:
-    """The payloads of a model; `before` is the broadcast of the model it follows."""
+    """The payloads of a model; `before` is the broadcast of the previous model."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Broadcast:
         is_personal: bool = False,
     ) -> None:
         self.model = model
-        self.is_personal = is_personal  # the mask is one client's, which makes it itself
+        self.is_personal = is_personal  # the mask is personal: its client builds it
         self._settings = settings
         self._before = before.model if before else None
         self._mask_before = _other_mask(before, model)
@@ -97,7 +97,9 @@ class Broadcast:
         same_mask = before is not None and _mask_digest(before.model) == _mask_digest(model)
         self._first: _First | None = None
         if before and same_mask and before.model.scored_digest == model.scored_digest:
-            self._first = before._first  # a renewed mask may be the same as before: not its base
+            self._first = (
+                before._first
+            )  # a refreshed mask may equal the previous one; its base differs
         self._whole_digest = model.initial_digest if model.mask is None else b""
         if before and same_mask:
             for form in _MASK_FORMS:
@@ -105,17 +107,17 @@ class Broadcast:
                     self._parts[form] = before._parts[form]
 
     def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
-        """Return the chunks of these parts that were serialized before, by offset."""
+        """Return the serialized chunks of these parts by offset."""
         return self._serialized.setdefault(tuple(part.payload.digest for part in parts), {})
 
     def built(self, form: Form) -> bool:
-        """Tell whether a form has been made."""
+        """Return True if a form has been encoded."""
         if form is Form.FIRST:
             return self._first is not None
         return self._whole_digest != b"" if form is Form.WHOLE else form in self._parts
 
     def part(self, form: Form) -> Part:
-        """Return a payload; raise NotBuilt if it has to be made first."""
+        """Return a payload; raise NotBuilt if it must be encoded first."""
         if form not in self._parts:
             raise NotBuilt(form)
         return self._parts[form]
@@ -127,17 +129,17 @@ class Broadcast:
         return self._whole_digest
 
     def resting_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
-        """Return where pruned weights rest; None if the client holds or needs none of it."""
+        """Return the resting values of pruned weights; None if the client does not need them."""
         if not self.model.resting_digest or request.scored_digest == self.model.resting_digest:
             return None
         if not reader.knows_references:
             raise InvalidRequest(
-                "a mask is renewed, and this client cannot read coded values: update its program"
+                "the mask is refreshed, and this client cannot read coded values: upgrade it"
             )
         return self.part(Form.RESTING)
 
     def mask_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
-        """Return the mask in the smallest form the client can read; None if it needs none."""
+        """Return the mask in the smallest form the client can read; None if it has the mask."""
         mask = self.model.mask
         assert mask is not None
         if mask.num_kept == mask.size or request.mask_digest == mask.digest or self.is_personal:
@@ -152,7 +154,7 @@ class Broadcast:
         return self._smallest(forms)
 
     def base_for(self, request: pb.NextTaskRequest, reader: Reader) -> Part | None:
-        """Return the values in the form that suits the client; None if it needs none."""
+        """Return the values in the best form for the client; None if it has them."""
         model = self.model
         if request.base_digest == model.base_digest:
             return None
@@ -174,12 +176,12 @@ class Broadcast:
         forms = [Form.VALUES_TO_NOTHING]
         if holds_scored:
             forms.append(Form.VALUES_TO_FIRST)
-        elif holds_initial:  # what the mask added starts there
+        elif holds_initial:  # weights added by the mask start from these values
             forms.append(Form.VALUES_TO_INITIAL)
         return self._smallest(forms)
 
     def build(self, form: Form) -> None:
-        """Make a form; takes a while, so it runs on a worker thread."""
+        """Encode a form. Slow: runs on a worker thread."""
         makers: dict[Form, Callable[[], Part]] = {
             Form.INITIAL: self._initial,
             Form.MASK: self._packed_mask,
@@ -206,7 +208,7 @@ class Broadcast:
         return min((self.part(form) for form in forms), key=lambda part: len(part.data))
 
     def _values_before(self, digest: bytes) -> Vector | None:
-        """Return the values of the model before, if it has this digest and our mask."""
+        """Return the previous model's values if they have this digest and the same mask."""
         before = self._before
         if before is None or before.values is None or before.base_digest != digest:
             return None
@@ -278,7 +280,7 @@ class Broadcast:
 
 
 def _other_mask(before: Broadcast | None, model: ModelState) -> Mask | None:
-    """Return the mask that the model's one replaced, which clients may still hold."""
+    """Return the previous mask, which clients may still hold."""
     if before is None or _mask_digest(before.model) == _mask_digest(model):
         return before._mask_before if before else None
     return before.model.mask

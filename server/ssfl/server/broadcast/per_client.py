@@ -1,4 +1,4 @@
-"""The broadcast that a client gets: one for all or, where masks are personal, one for each."""
+"""The broadcast for a client: shared by all or, with personal masks, one per client."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -19,18 +19,18 @@ class Broadcasts:
         earlier: Callable[[], Iterable[ModelState]] = tuple,
         models: ClientModels | None = None,
     ) -> None:
-        """`earlier` are the models, oldest first, that came before the first one asked for."""
+        """`earlier` returns the models before the first requested one, oldest first."""
         self._settings = settings
         self._earlier = earlier
         self._models = models or ClientModels(settings)
         self.one_for_all = self._models.one_for_all
         self._shared: Broadcast | None = None
-        self._own: dict[ClientId, Broadcast] = {}  # of clients with a mask of their own
+        self._own: dict[ClientId, Broadcast] = {}  # of clients with a personal mask
         self._lock = threading.Lock()  # seen_by runs on several threads
 
     def shared(self, model: ModelState) -> Broadcast:
         """Return the broadcast of the whole model."""
-        if self._shared is None:  # of an earlier process: its downloads go on where they were
+        if self._shared is None:  # after a restart: downloads of the earlier process resume
             for before in self._earlier():
                 self._shared = Broadcast(before, self._settings, self._shared)
         if self._shared is None or self._shared.model is not model:
@@ -38,7 +38,7 @@ class Broadcasts:
         return self._shared
 
     def broadcast_for(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
-        """Return the broadcast for a client's task; to make a mask of its own takes a while."""
+        """Return the broadcast for a client's task. Slow for a new personal mask."""
         with self._lock:
             seen = self._models.seen_by(client, work, model)
             if seen is model:

@@ -1,4 +1,4 @@
-"""Run settings as they travel in Join: the same names, field by field."""
+"""Run settings as sent in Join, with the same field names."""
 
 from dataclasses import asdict
 
@@ -7,5 +7,5 @@ from ssfl.v1 import settings_pb2
 
 
 def settings_to_message(settings: RunSettings) -> settings_pb2.RunSettings:
-    """Return the message of some settings."""
+    """Return the protocol message for `settings`."""
     return settings_pb2.RunSettings(**asdict(settings))

@@ -1,7 +1,7 @@
-"""Which task a client gets now, and the bytes that go with it.
+"""The current task of a client and its payloads.
 
-Payloads of a model are encoded once (broadcast.py), and chunks serialized once: every client is
-sent the same buffers, so a broadcast to hundreds costs no memory for each of them.
+Payloads of a model are encoded once (payloads.py) and chunks are serialized once. All clients are
+sent the same buffers, so memory does not grow with the number of clients.
 """
 
 import hashlib
@@ -20,24 +20,24 @@ from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
 
-CHUNK_BYTES = 1 << 16  # gRPC holds a copy for each client that is being sent one
+CHUNK_BYTES = 1 << 16  # gRPC holds one copy per client that is being sent a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A task with everything that is to be sent."""
+    """A task with its payloads."""
 
     task: pb.Task
     parts: tuple[Part, ...]
-    phase: str  # of the header, in the ledger
-    serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, for all who get these
+    phase: str  # ledger phase of the header
+    serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, shared by all clients
 
     def messages(self, offset: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (offset, payload bytes, serialized message) of every chunk from `offset` on.
+        """Yield (offset, payload bytes, serialized message) of every chunk from `offset`.
 
         A part is cut at multiples of CHUNK_BYTES; a resumed download begins with a shorter chunk.
         """
-        start = 0  # of the part in the whole
+        start = 0  # offset of the part in the task
         for part in self.parts:
             while offset < start + len(part.data):
                 begin = offset - start
@@ -52,14 +52,14 @@ class Ready:
             start += len(part.data)
 
     def phase_at(self, offset: int) -> str:
-        """Return what the byte at `offset` of the payloads is for, in the ledger."""
+        """Return the ledger phase of the byte at `offset` of the payloads."""
         part = self._part_at(offset)
         if part and (part.phase == "mask" or self.phase == "initial"):
             return part.phase
         return self.phase
 
     def encoding_at(self, offset: int) -> str:
-        """Return how the byte at `offset` of the payloads is encoded, in the ledger."""
+        """Return the ledger's encoding name for the byte at `offset` of the payloads."""
         part = self._part_at(offset)
         return encoding_word(part.payload.encoding) if part else ""
 
@@ -78,7 +78,7 @@ def _chunk(offset: int, data: bytes) -> bytes:
 
 
 def initializer(state: RunState) -> Member | None:
-    """Return the client that is to describe the model: the first that can and is not lost."""
+    """Return the client that must describe the model: the first able one that is not lost."""
     able = [m for m in state.members.values() if m.manifest_digest and not m.left]
     present = [m for m in able if m.client not in state.lost | state.removed]
     return min(present, key=lambda m: m.session, default=None)
@@ -92,7 +92,7 @@ def task_for(
     upload_slots: int,
     reader: Reader,
 ) -> Ready | None:
-    """Return what this client is to do now; None: wait. Raises NotBuilt for what is to be made."""
+    """Return the client's task, or None if it must wait. Raise NotBuilt for a missing payload."""
     if state.finished:
         return _finish(state, broadcast, request, reader)
     if not state.manifest_digest:
@@ -137,7 +137,7 @@ def _score(
     request: pb.NextTaskRequest,
     reader: Reader,
 ) -> tuple[pb.ScoreTask, tuple[Part, ...]]:
-    """Return the task and its payloads: what the client lacks of the whole model."""
+    """Return the task and the payloads that the client lacks."""
     model, strategy = broadcast.model, strategy_for(state.settings)
     work = pb.ScoreTask(
         criterion=step.criterion,

@@ -1,4 +1,4 @@
-"""The record of a coordinator's parts: the run loop and the services around it."""
+"""The parts of a coordinator: the run loop and the services around it."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run as its state directory has it."""
+    """A run as read from its state directory."""
 
     directory: StateDirectory
     state: RunState
@@ -37,12 +37,12 @@ class OpenedRun:
     store: Store
     spool: Spool
     ledger: Ledger
-    snapshot_bytes: int = 0  # of the journal, which the snapshot covers
+    snapshot_bytes: int = 0  # length of the journal that the snapshot covers
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """The parts of a running coordinator. The RPC and HTTP edges take from it what they need."""
+    """The parts of a running coordinator, used by the RPC and HTTP edges."""
 
     run: RunLoop
     directory: StateDirectory

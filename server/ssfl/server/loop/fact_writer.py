@@ -1,6 +1,6 @@
-"""Puts facts on disk: the bytes of the step that ends go first, then the journal, with one fsync.
+"""Writes facts to disk: first the bytes of the ending step, then the journal, with one fsync.
 
-Facts get what the history needs and the pure core does not have: times and byte totals.
+Adds the times and byte totals that the history needs and the pure core does not have.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from ssfl.server.storage.disk_full import StateDisk
 
 Clock = Callable[[], float]
 _WITH_TOTALS = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
-# Facts that end a step, or a time without one.
+# Facts that end a step, or a period without one.
 _ENDS = (*_WITH_TOTALS, facts.StepStarted, facts.StepVoided)
 
 
@@ -59,16 +59,16 @@ class FactWriter:
         return bool(self._ledger.untaken)
 
     async def check_ours(self) -> None:
-        """Raise Fenced if another coordinator has taken the run over: its clients must leave."""
+        """Raise Fenced if another coordinator has taken over the run."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._journal.check_ours)
 
     async def write(
         self, new_facts: list[facts.Fact], state: RunState, num_values: int
     ) -> list[facts.Fact]:
-        """Return the facts as they are on disk; `state` is the state before them.
+        """Write the facts; return them as they are on disk. `state` is the state before them.
 
-        A fact with byte totals also has the length of the ledger's file: both are of one moment.
+        A fact with byte totals also holds the length of the ledger file at the same moment.
         """
         if any(isinstance(fact, facts.StepCommitted) for fact in new_facts):
             await self._connections.count()
@@ -111,7 +111,7 @@ class FactWriter:
     def _timed(
         self, new_facts: list[facts.Fact], state: RunState, num_values: int
     ) -> list[facts.Fact]:
-        """Return the facts, with its times where one ends a step; count them all."""
+        """Return the facts, with times added to those that commit a step; count them all."""
         timed = list[facts.Fact]()
         for fact in new_facts:
             now = fact

@@ -1,4 +1,4 @@
-"""The model a run begins with: described by its first client, or read from a file.
+"""The first model of a run: described by its first client, or read from a file.
 
 Every path ends in `Initialized`: the run's manifest and initial weights are stored and journalled,
 and every client's model is compared with them.
@@ -67,7 +67,7 @@ def initialized(author: ClientId, model: ModelState) -> events.Initialized:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """A build under way."""
+    """A build in progress."""
 
     key: tuple[object, ...]
     abandoned: threading.Event
@@ -75,11 +75,11 @@ class _Build:
 
 
 class Builds:
-    """Builds the model that a client describes: only of the client that was asked, one at a time.
+    """Builds the model that the chosen client describes, one build at a time.
 
-    A build ends as soon as it is no longer wanted: when its client is no longer the one that is
-    asked, or describes another model. So a description waits for at most one block of values of a
-    build that it replaces, and two models are never in memory. A repeated call shares the build.
+    A build ends when its client is no longer the chosen one, or describes another model. A new
+    description waits for at most one block of values of the build it replaces, so two models are
+    never in memory. A repeated call shares the build.
     """
 
     def __init__(self, run_loop: RunLoop) -> None:
@@ -97,7 +97,7 @@ class Builds:
     async def reply(
         self, member: Member, initial_digest: bytes, build: Callable[[Check], Awaitable[Reply]]
     ) -> Reply:
-        """Return the run's reply to the model that `build` makes; JoinAgain if it is not wanted.
+        """Return the run's reply to the model that `build` builds; raise JoinAgain if not wanted.
 
         A cancelled caller does not end the build: the client asks again after a lost connection.
         """
@@ -121,7 +121,7 @@ class Builds:
             try:
                 return await build(check)
             finally:
-                abandoned.set()  # a coordinator that ends does not wait for the thread
+                abandoned.set()  # let the thread end when the coordinator does
 
         self._current = _Build(key, abandoned, asyncio.ensure_future(built()))
         self._current.reply.add_done_callback(_retrieve)
@@ -129,7 +129,7 @@ class Builds:
 
 
 def _retrieve(reply: asyncio.Future[Reply]) -> None:
-    """Retrieve an exception: the caller may be gone, and asyncio would log it as lost."""
+    """Retrieve the exception, which asyncio would log if the caller is gone."""
     if not reply.cancelled():
         reply.exception()
 
@@ -145,10 +145,10 @@ class FirstModel:
 
 
 def read_first_model(path: Path, settings: RunSettings, *, is_new: bool = True) -> FirstModel:
-    """Return the model of a file; built-in networks bring their settings with them.
+    """Return the model of a file; the file of a built-in network also holds its settings.
 
-    Where a run is under way, the file is compared with its model alone (`begin_with`), which
-    takes less time than to build the weights of the seed.
+    If a run exists (`is_new` is False), `begin_with` compares the file with the run's model. That
+    is faster than building the weights from the seed.
     """
     try:
         manifest, initial = read_initial(path)
@@ -170,7 +170,7 @@ def _begun(first: FirstModel) -> ModelState:
 
 
 async def begin_with(first: FirstModel, run: RunLoop, store: Store) -> None:
-    """Make this model the run's; on a restart, see that it still is."""
+    """Make this model the run's; after a restart, check that it still is."""
     state = run.state
     if not state.manifest_digest:
         model = await asyncio.to_thread(_begun, first)

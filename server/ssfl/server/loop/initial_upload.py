@@ -45,7 +45,7 @@ class ModelDescriptions:
 
 
 class InitialUpload:
-    """One client's description of the model, with the weights where they must be sent."""
+    """One client's description of the model, with its weights if they must be sent."""
 
     phase = "initial"  # in the ledger
     step = 0
@@ -60,7 +60,7 @@ class InitialUpload:
         self.client = member.client
         self._member = member
         self.payload = header.initial
-        self.follows_from_seed = manifest.rebuildable  # then there is nothing to receive
+        self.follows_from_seed = manifest.rebuildable  # no payload to receive
         self._descriptions = descriptions
         self._manifest = manifest
         self._header = header
@@ -80,10 +80,12 @@ class InitialUpload:
         return cls(descriptions, member, manifest, header)
 
     def check_payload(self) -> None:
-        """Raise InvalidRequest unless the weights may be sent like this."""
+        """Raise InvalidRequest unless the announced payload is valid for the weights."""
         num_bytes = values_only.encoded_bytes(self._manifest.size)
         check_payload(self.payload, {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)})
-        self._descriptions.spool.drop_clients_but(self.client, 0)  # asked before, and gone
+        self._descriptions.spool.drop_clients_but(
+            self.client, 0
+        )  # of earlier clients that were asked
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._descriptions.receipt_if_known()
@@ -117,12 +119,12 @@ class InitialUpload:
         digest = self._header.initial_digest
         reply = await self._descriptions.builds.reply(self._member, digest, build)
         failpoint("ack.initial")
-        if reply is Reply.CONFLICT:  # another client was quicker, with another model
+        if reply is Reply.CONFLICT:  # another client described another model first
             raise JoinAgain("the run's model is known now: join again to compare it with yours")
         return receipt_of(reply)
 
     def _build(self, found: VerifiedUpload | None, check: Check) -> ModelState:
-        """Return the run's model before its first step, and store it, unless `check` raises."""
+        """Store and return the run's model before its first step, unless `check` raises."""
         settings, store = self._descriptions.run.state.settings, self._descriptions.store
         initial: npt.NDArray[np.float32]
         if found is None:

@@ -1,6 +1,6 @@
-"""What a coordinator takes at most, beside its slots: members, joins, calls, values of a model.
+"""Limits of a coordinator other than upload slots: members, joins, calls and model size.
 
-docs/limits.md has them all, with their answers on the wire.
+docs/limits.md lists all limits with the status that a client gets.
 """
 
 import logging
@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 MAX_CLIENTS = 10_000
 MAX_MODEL_VALUES = 150_000_000  # one core builds about 11 million values a second from a seed
 MAX_CONNECTIONS = 4096
-MAX_STREAMS = 64  # calls at once on one connection; a client of ours has at most four
+MAX_STREAMS = 64  # concurrent calls on one connection; ssfl-client has at most four
 MAX_METADATA_BYTES = 16 << 10
-OTHER_FILES = 256  # that are open beside the connections: journal, spool, libraries
-JOINS, JOIN_EVERY_S = 20, 2.0  # of one client: so many at once, then one every so often
-CLASSES = 2000  # told in a join, as counts or labels: they count like one more join
-NEW_CLIENTS, NEW_CLIENT_EVERY_S = 1000, 0.01  # of ids that were never seen, all together
+OTHER_FILES = 256  # open files other than connections: journal, spool, libraries
+JOINS, JOIN_EVERY_S = 20, 2.0  # per client: a burst of JOINS, then one every JOIN_EVERY_S
+CLASSES = 2000  # class counts or labels in a Join that cost as much as one more Join
+NEW_CLIENTS, NEW_CLIENT_EVERY_S = 1000, 0.01  # for all new ids together
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator may set."""
+    """Limits that an operator may set."""
 
     max_clients: int = MAX_CLIENTS
     max_model_values: int = MAX_MODEL_VALUES
@@ -37,32 +37,32 @@ class Limits:
     def check_room(
         self, client: ClientId, state: RunState, joining: Collection[ClientId] = ()
     ) -> None:
-        """Raise RunFull if one member more, beside those just joining, would be too many."""
+        """Raise RunFull if there is no room for one more member, counting those now joining."""
         taken = len(state.members.keys() | set(joining))
         if client not in state.members and taken >= self.max_clients:
             raise RunFull(
-                f"this run has {taken} clients, as many as its coordinator takes: "
-                "start it again with a larger --max-clients"
+                f"this run has {taken} clients, the most that its coordinator allows: "
+                "restart the coordinator with a larger --max-clients"
             )
 
     def check_model(self, manifest: Manifest) -> None:
-        """Raise ModelUnusable for a model beyond the limit; nothing of it is in memory yet."""
+        """Raise ModelUnusable for a model over the limit, before any of it is in memory."""
         if manifest.size > self.max_model_values:
             raise ModelUnusable(
-                f"the model has {manifest.size} values, this coordinator takes at most "
-                f"{self.max_model_values}: start it again with a larger --max-model-values"
+                f"the model has {manifest.size} values; this coordinator allows at most "
+                f"{self.max_model_values}: restart it with a larger --max-model-values"
             )
 
 
 class Bucket:
-    """Lets `most` through at once, and then one every `every_s`."""
+    """Token bucket: allows a burst of `most` calls, then one every `every_s`."""
 
     def __init__(self, most: int, every_s: float, now_s: float) -> None:
         self._most, self._every_s = most, every_s
         self._left, self._at_s = float(most), now_s
 
     def spend(self, now_s: float, cost: float = 1.0) -> float:
-        """Let one through and return 0; or return the seconds until it may pass."""
+        """Spend `cost` tokens and return 0, or return the seconds until there are enough."""
         refilled = self._left + (now_s - self._at_s) / self._every_s
         self._left, self._at_s = min(float(self._most), refilled), now_s
         if self._left < cost:
@@ -72,15 +72,15 @@ class Bucket:
 
 
 class Joins:
-    """Keeps a flood of joins from the journal and from memory."""
+    """Limits the rate of joins, which take space in the journal and in memory."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._newcomers = Bucket(NEW_CLIENTS, NEW_CLIENT_EVERY_S, clock())
-        self._known: dict[ClientId, Bucket] = {}  # of members: as many as they are, at most
+        self._known: dict[ClientId, Bucket] = {}  # members only
 
     def check(self, client: ClientId, state: RunState, num_classes: int = 0) -> None:
-        """Raise TooManyJoins if this one has to wait; one that tells many classes counts more."""
+        """Raise TooManyJoins if this Join must wait; one with many classes costs more."""
         now_s = self._clock()
         if client in state.members:
             bucket = self._known.setdefault(client, Bucket(JOINS, JOIN_EVERY_S, now_s))
@@ -88,7 +88,7 @@ class Joins:
         else:
             bucket, who = self._newcomers, "new clients join"
         if wait_s := bucket.spend(now_s, 1 + num_classes / CLASSES):
-            raise TooManyJoins(f"{who} more often than anybody has to: try again in {wait_s:.1f} s")
+            raise TooManyJoins(f"{who} too often: try again in {wait_s:.1f} s")
 
 
 def check_open_files(clients: int) -> None:
@@ -107,9 +107,9 @@ def check_open_files(clients: int) -> None:
 
 
 def connections_that_fit(wanted: int) -> int:
-    """Return how many connections this process may have, after asking the system for room.
+    """Return the number of connections this process may have, after raising its file limit.
 
-    A coordinator that runs out of open files could not write its journal either.
+    A coordinator that runs out of open files could not write its journal.
     """
     soft = _raised_limit(wanted + OTHER_FILES)
     fit = wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - OTHER_FILES))

@@ -1,4 +1,4 @@
-"""Records published facts: in the history, in the log, and for the status page."""
+"""Records published facts in the history, in the log and for the status page."""
 
 from ssfl.method.model_state import ModelState
 from ssfl.server.history.live_entries import HistoryEntry, LiveEntries

@@ -1,9 +1,9 @@
-"""What was refused, by client and reason: counted in full, told without filling the log.
+"""Counts of refused calls by client and reason, logged at a limited rate.
 
-Names are bounded, and strangers, who can call themselves anything, have a share of their own: so
-they cannot push out the names of clients that have joined. Whoever finds no room is one of the
-"others". The first refusal of a kind is logged at once; then, while they go on, one line a minute
-with their number. Lost with the process, like every count of what did *not* happen to the run.
+The number of names is bounded. Clients that have not joined can use any name, so they have a
+separate share and cannot displace the names of members. Names beyond the bound are counted as
+"others". The first refusal of a kind is logged at once, later ones once a minute with their number.
+The counts are lost when the process ends.
 """
 
 import logging
@@ -18,11 +18,11 @@ from ssfl.server.errors import Refusal
 
 log = logging.getLogger(__name__)
 
-MAX_MEMBERS, MAX_STRANGERS = 200, 50  # names that are kept
+MAX_MEMBERS, MAX_STRANGERS = 200, 50  # names kept
 EVERY_S = 60.0
 OTHERS, UNNAMED = "others", "unnamed"
-OUTLIER = "outlier"  # the reason for scores that were left out of the mean
-REASONS: dict[type[Exception], str] = {  # of errors that are not a Refusal
+OUTLIER = "outlier"  # the reason for scores left out of the mean
+REASONS: dict[type[Exception], str] = {  # for errors that are not a Refusal
     CodecError: "bad_payload",
     ChecksumMismatch: "checksum_mismatch",
     DigestMismatch: "digest_mismatch",
@@ -40,10 +40,12 @@ class Refusals:
         self._members: set[str] = set()
         self._strangers: set[str] = set()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}  # when, and the count then
+        self._logged: dict[
+            tuple[str, str], tuple[float, int]
+        ] = {}  # time of the last log line, and the count then
 
     def count(self, client: str, reason: str, text: str, **where: Any) -> None:
-        """Count a refusal and, unless that was done within the last minute, log it."""
+        """Count a refusal; log it unless one was logged within the last minute."""
         key = self._named(client), reason
         self._counts[key] += 1
         now_s = self._clock()
@@ -73,7 +75,7 @@ class Refusals:
         return self._totals(1)
 
     def by_client(self) -> dict[str, int]:
-        """Return how often each client was refused something, sorted by name."""
+        """Return the number of refusals of each client, sorted by name."""
         return self._totals(0)
 
     def _totals(self, part: int) -> dict[str, int]:
@@ -102,7 +104,7 @@ def reason_of(error: Exception) -> str:
 
 
 def speaker_of(request: Any) -> str:
-    """Return the client that a request names: its caller, or itself in Join; empty if none."""
+    """Return the client id of a request, from its caller or from Join; empty if none."""
     for holder in (getattr(request, "caller", None), request):
         name = getattr(holder, "client_id", "")
         if isinstance(name, str) and name:

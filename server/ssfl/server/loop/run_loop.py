@@ -1,4 +1,4 @@
-"""Drives the run: one queue of events, journal first, then everything that follows.
+"""Drives the run: one queue of events; facts are journalled before they take effect.
 
 The caller's duties around the pure core, in order:
   1. advance the state for every event in the queue;
@@ -50,14 +50,16 @@ class RunLoop:
     ) -> None:
         self.state = state
         self.model: ModelState | None = None
-        self.published_journal_bytes = writer.journal_bytes  # what state and history are made of
+        self.published_journal_bytes = (
+            writer.journal_bytes
+        )  # length of the journal that state and history reflect
         self.model_written = asyncio.Event()
         self.clock = clock
         self._writer = writer
         self._jobs = jobs
         self._recorder = recorder
         self._disk_space = disk_space
-        self._manifest: Manifest | None = None  # of a model that is being read
+        self._manifest: Manifest | None = None  # while the model is being read
         self._earlier: Sequence[ModelState] = ()
         self._model_read = asyncio.Event()
         self._model_read.set()
@@ -77,26 +79,26 @@ class RunLoop:
         return await posted.reply
 
     async def check_ours(self) -> None:
-        """Raise Fenced if another coordinator has taken the run over: its clients must leave."""
+        """Raise Fenced if another coordinator has taken over the run."""
         await self._writer.check_ours()
 
     def waiting_for(self) -> str:
-        """Return a sentence about what the run waits for; empty if nothing."""
+        """Return what the run waits for, as text; empty if nothing."""
         if self.is_reading:
-            return "the coordinator, which has started again and reads its model"
+            return "the coordinator, which has restarted and is reading its model"
         now_s = self.clock()
         return self._disk_space.blocked_at(now_s) or waiting_for(self.state, now_s)
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the run's model is made of; None before a client has described it."""
+        """The manifest of the run's model; None before a client has described it."""
         return self.model.manifest if self.model else self._manifest
 
     def take_up(self, manifest: Manifest, read: Callable[[], Sequence[ModelState]]) -> None:
-        """Go on with a model of the state directory.
+        """Resume with a model of the state directory.
 
-        `read` returns the models of `load_models` and runs on the worker thread, before the sums
-        that are due; calls that need the model wait for it, all others are answered at once.
+        `read` returns the models of `load_models`. It runs on the worker thread, before any sum.
+        Calls that need the model wait for it; all others are answered at once.
         """
         self._manifest = manifest
         self._model_read.clear()
@@ -121,12 +123,12 @@ class RunLoop:
         return not self._model_read.is_set()
 
     def take_earlier(self) -> Sequence[ModelState]:
-        """Return, once, the models before that clients may hold after a restart."""
+        """Return the earlier models that clients may hold after a restart; only once."""
         earlier, self._earlier = self._earlier, ()
         return earlier
 
     def tasks_changed(self) -> asyncio.Event:
-        """Return what will be set when tasks may have changed; take it *before* you look."""
+        """Return the event that is set when tasks may have changed. Get it *before* checking."""
         return self._changed
 
     async def serve(self) -> None:
@@ -140,7 +142,7 @@ class RunLoop:
         except asyncio.CancelledError:
             handling.cancel()
             full = bool(self._disk_space.blocked_on)
-            self._disk_space.close()  # a job that waits for space would never end
+            self._disk_space.close()  # a job that waits for disk space would never end
             await asyncio.wait({handling})
             if self._writer.has_unwritten_bytes and not full:
                 for fact in await self._write([facts.BytesCounted({})]):
@@ -149,9 +151,9 @@ class RunLoop:
         finally:
             handling.cancel()
             if self._failure.done():
-                self._failure.exception()  # of one that came while we were being stopped
+                self._failure.exception()  # of an event that arrived during the stop
             self._disk_space.close()
-            while not self._queue.empty():  # nobody will answer these any more
+            while not self._queue.empty():  # these will not be answered
                 self._queue.get_nowait().reply.cancel()
             self._worker.shutdown(wait=True, cancel_futures=True)
             self._writer.close()
@@ -239,7 +241,7 @@ class RunLoop:
         self._work(job)
 
     def _work(self, job: Callable[[], None], then: Callable[[], None] | None = None) -> None:
-        """Run `job` on the worker thread; a failure ends the coordinator, loudly."""
+        """Run `job` on the worker thread; a failure ends the coordinator with the error."""
         future = asyncio.get_running_loop().run_in_executor(self._worker, job)
         self._background.add(future)
 
@@ -257,7 +259,7 @@ class RunLoop:
 
 
 def _tasks_key(state: RunState) -> tuple[object, ...]:
-    """What decides whether some client may get another task than before."""
+    """Return a key that changes when the task of any client may have changed."""
     step = state.step
     describes = None if state.manifest_digest else initializer(state)  # changes as clients join
     return (

@@ -1,4 +1,4 @@
-"""What a step needs done on the worker thread: folds, the sum, model files, the spool.
+"""Worker-thread jobs of a step: folds, the sum, model files, the spool.
 
 The jobs run one at a time, in the order the run loop starts them. None of them touches the queue.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Published(Protocol):
-    """What the run loop has published."""
+    """The state published by the run loop."""
 
     @property
     def state(self) -> RunState: ...
@@ -39,7 +39,7 @@ class Published(Protocol):
 
 
 class StepJobs:
-    """The jobs of one run; for one thread."""
+    """The jobs of one run. Not thread-safe: use one thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class StepJobs:
         write_model: Callable[[], None],
         snapshot_bytes: int = 0,
     ) -> None:
-        """`write_model` writes the results; `snapshot_bytes` of the journal have a snapshot."""
+        """`write_model` writes the results; a snapshot covers `snapshot_bytes` of the journal."""
         self.write_model = write_model
         self._settings = settings
         self._directory = directory
@@ -72,12 +72,12 @@ class StepJobs:
     def open_step(self, step: Step, published: Published) -> None:
         """Begin the sum of a step."""
         failpoint("sum.open")
-        model = published.model  # looked at here: after a restart, it may have to be read first
+        model = published.model  # read here: after a restart the model may not be loaded earlier
         assert model is not None
         policy = self._settings.score_outliers
         self._sum = StepSum(step, model, self._spool, self._strategy, policy)
         if step.work is Work.SCORE:
-            _ = model.whole_digest  # computed here, not when the first report is checked
+            _ = model.whole_digest  # computed here rather than when the first report is checked
             model.release()
 
     def fold(self, action: events.Fold) -> None:
@@ -88,9 +88,9 @@ class StepJobs:
         self._current().fold(action.client, action.digest, action.weight)
 
     def reduce(self, step: Step, published: Published) -> tuple[events.StepReduced, ModelState]:
-        """Make the next model and store it; return it with the event that makes it current."""
+        """Compute and store the next model; return it with the event that makes it current."""
         failpoint("sum.reduce")
-        trim_heap()  # what the uploads took: the sum needs room
+        trim_heap()  # frees the space of the uploads for the sum
         total, before = self._current(), published.model
         finished = total.finish(step)
         self._sum = None
@@ -103,11 +103,13 @@ class StepJobs:
         failpoint("sum.stored")
         is_lossy = self._settings.value_type != "float32"
         if step.work is Work.TRAIN and is_lossy and result.change is None:
-            log.warning("the mean's change does not fit the run's value type: kept as it is")
+            log.warning(
+                "the change of the mean does not fit the run's value type: values are kept exactly"
+            )
         return reduced(step.number, result, finished.report), result
 
     def drop(self, step: int, published: Published) -> None:
-        """Remove what a step that is over no longer needs."""
+        """Remove files of a step that has ended."""
         state = published.state
         self._disk.retry_while_full(lambda: self._spool.set_aside(*newest_counted(state)))
         self._spool.drop_through(step)
@@ -130,5 +132,5 @@ class StepJobs:
         self._snapshot_bytes = length
         try:
             write_snapshot(self._directory, self._settings, length)
-        except OSError as error:  # nothing is lost but the time that it saves
-            log.warning("no snapshot could be written: %s", error)
+        except OSError as error:  # only the next restart is slower
+            log.warning("cannot write a snapshot: %s", error)

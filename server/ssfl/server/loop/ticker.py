@@ -1,4 +1,4 @@
-"""Time goes by: deadlines, the countdown, lost clients, what the run waits for."""
+"""Periodic tick: deadlines, start countdown, lost clients and the log of what the run waits for."""
 
 import asyncio
 import logging
@@ -10,23 +10,23 @@ from ssfl.server.run.state import Phase, RunState
 log = logging.getLogger("ssfl.coordinator")
 
 TICK_S = 0.5
-LOOK_EVERY_S = 10.0  # whether the run is still ours, also if nothing is to be written
-STILL_S = 5.0  # a longer gap between two ticks: this process, or its machine, stood still
+LOOK_EVERY_S = 10.0  # interval of the check that this process still owns the run
+STILL_S = 5.0  # a longer gap between two ticks means that this process was suspended
 WAITING_EVERY_S = 10.0
-REMIND_EVERY_S = 60.0  # of a run that cannot go on
+REMIND_EVERY_S = 60.0  # while the run is stalled
 
 
 async def tick(coordinator: Coordinator) -> None:
-    """Let time pass for the run, until cancelled."""
+    """Post ticks to the run until cancelled."""
     run, presence, clock = coordinator.run, coordinator.presence, coordinator.clock
-    teller, looked_s = _Teller(coordinator), clock()
+    waiting_log, looked_s = _WaitingLog(coordinator), clock()
     while True:
         before_s = clock()
         await asyncio.sleep(TICK_S)
         now_s = clock()
         gap_s = now_s - before_s
         if gap_s > STILL_S:
-            log.warning("this process stood still", extra={"seconds": round(gap_s, 1)})
+            log.warning("this process was suspended", extra={"seconds": round(gap_s, 1)})
             presence.excuse(gap_s, now_s)
             await run.post(events.ProcessSuspended(gap_s))
         if now_s - looked_s >= LOOK_EVERY_S:
@@ -34,11 +34,11 @@ async def tick(coordinator: Coordinator) -> None:
             await run.check_ours()
         await look_for_lost(coordinator)
         await run.post(events.Tick())
-        teller.tell(now_s)
+        waiting_log.update(now_s)
 
 
 async def look_for_lost(coordinator: Coordinator) -> None:
-    """Tell the run who was not heard of for too long, and who was heard of again."""
+    """Report lost and returned clients to the run."""
     run, presence, now_s = coordinator.run, coordinator.presence, coordinator.clock()
     state = run.state
     for client, member in state.members.items():
@@ -54,32 +54,32 @@ async def look_for_lost(coordinator: Coordinator) -> None:
             await run.post(events.Lost(client))
 
 
-class _Teller:
-    """Says what the run waits for, when it changes and not too often."""
+class _WaitingLog:
+    """Logs what the run waits for when that changes, at a limited rate."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._run = coordinator.run
         self._presence = coordinator.presence
-        self._said, self._said_s = "", -WAITING_EVERY_S
+        self._logged, self._logged_s = "", -WAITING_EVERY_S
         self._stalled = False
 
-    def tell(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         state, waiting = self._run.state, self._run.waiting_for()
         if state.stall:
-            if not self._stalled or now_s - self._said_s >= REMIND_EVERY_S:
-                self._tell_stall(state, now_s)
+            if not self._stalled or now_s - self._logged_s >= REMIND_EVERY_S:
+                self._log_stall(state, now_s)
             return
         if self._stalled:
             self._stalled = False
             if not state.paused:
-                log.info("the run goes on", extra={"phase": state.phase.value})
+                log.info("the run continues", extra={"phase": state.phase.value})
         quiet = state.phase is Phase.GATHERING
         patience_s = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
-        if waiting and waiting != self._said and now_s - self._said_s >= patience_s:
+        if waiting and waiting != self._logged and now_s - self._logged_s >= patience_s:
             log.info("waiting for %s", waiting)
-            self._said, self._said_s = waiting, now_s
+            self._logged, self._logged_s = waiting, now_s
 
-    def _tell_stall(self, state: RunState, now_s: float) -> None:
+    def _log_stall(self, state: RunState, now_s: float) -> None:
         assert state.stall is not None
         seen = ", ".join(
             f"{client} (last seen {self._presence.silent_s(client, now_s):.0f} s ago)"
@@ -88,6 +88,9 @@ class _Teller:
         log.warning(
             "WAITING for %s",
             self._run.waiting_for(),
-            extra={"missing": seen or "nobody known", "for_s": round(now_s - state.stall.since_s)},
+            extra={
+                "missing": seen or "no known client",
+                "for_s": round(now_s - state.stall.since_s),
+            },
         )
-        self._stalled, self._said_s = True, now_s
+        self._stalled, self._logged_s = True, now_s

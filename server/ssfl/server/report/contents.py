@@ -1,8 +1,8 @@
-"""The report of a run: report.html, report.json and tables as CSV, beside its history.
+"""The report of a run: report.html, report.json and CSV tables, next to its history.
 
-Made from the files of the run alone, so that it can be made again at any time, with the same
-result: when the run is over the coordinator makes it, and `ssfl report` makes it of any folder.
-Memory does not grow with the rounds: they are read one by one (report_source.py, view.py).
+The report depends only on the files of the run, so it can be built again with the same result. The
+coordinator writes it when the run ends; `ssfl report` writes it for any folder. Memory does not
+grow with the rounds, which are read one by one (source.py, run_view.py).
 """
 
 import csv
@@ -40,13 +40,13 @@ CLIENT_COLUMNS = tuple(RunView.no_rounds(""))
 
 
 def write_report(folder: Path) -> Path:
-    """Make the report of the run in `folder` and put it there; return the HTML file's path."""
+    """Write the report of the run in `folder` to that folder; return the path of the HTML file."""
     write_files(open_folder(folder), folder / HTML)
     return folder / HTML
 
 
 def write_files(source: Source, html: Path, before: str = "") -> None:
-    """Make the report of a run: the HTML file, and beside it its JSON and tables.
+    """Write the report of a run: the HTML file, and its JSON and tables next to it.
 
     The names of the tables begin with `before`.
     """
@@ -68,10 +68,10 @@ def report_document(
     on_round: Callable[[Entry, Entry], None] | None = None,
     on_test: Callable[[Entry], None] | None = None,
 ) -> dict[str, Any]:
-    """Return everything the report shows, of a size that does not depend on the rounds.
+    """Return the content of the report; its size does not depend on the number of rounds.
 
-    `on_round` is called with the entry of every round, and its point of the curve, `on_test` with
-    that of every test by all clients.
+    `on_round` is called with the entry of every round and its point of the curve, `on_test` with
+    the entry of every test by all clients.
     """
     summary, settings = source.summary, source.summary["settings"]
     own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
@@ -134,7 +134,7 @@ def report_document(
 
 
 def verdict(summary: Mapping[str, Any]) -> Entry:
-    """Return in a word and a sentence how the run ended, or that it has not."""
+    """Return how the run ended, or that it has not, as a word and a sentence."""
     done, planned = summary["rounds_done"], summary["settings"].get("rounds")
     count = f"{done} of {planned} rounds"
     if summary.get("stopped"):
@@ -161,7 +161,7 @@ def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
 
 
 def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return how values travelled, by direction: what --reference-coding came to on the links."""
+    """Return the encodings of values by direction: the effect of --reference-coding."""
     found: dict[str, set[str]] = {way.value: set() for way in Direction}
     for row in rows:
         if row["phase"] in COMPARED and row["payload_bytes"]:
@@ -170,7 +170,7 @@ def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 class _Best:
-    """Finds how the saved best model did in all clients' test: it may be chosen on other data."""
+    """Finds the test by all clients of the saved best model, which other data may have selected."""
 
     def __init__(self, saved: Mapping[str, Any] | None) -> None:
         self._saved = saved or {}

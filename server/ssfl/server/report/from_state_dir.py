@@ -1,6 +1,6 @@
-"""A state directory as the source of a report: of a run that goes on, crashed, or left no results.
+"""A state directory as the source of a report: the run may be active, crashed or without results.
 
-Reads only, takes no lock; the coordinator may be at work there meanwhile.
+Read-only and without a lock: a coordinator may be using the directory.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 
 def open_state(folder: Path) -> Source:
-    """Return what the journal of a state directory tells, up to its last whole record."""
+    """Return the run in the journal of a state directory, up to its last whole record."""
     journal = JournalFile(StateDirectory(folder).journal)
     try:
         replayed = _replayed(journal)
@@ -54,7 +54,7 @@ def _replayed(journal: JournalFile) -> SnapshotHeader:
     opened = next(journal.read_from(), None)
     begun = facts.from_json(opened[1]) if opened else None
     if not isinstance(begun, facts.RunOpened):
-        raise StateError(f"{journal.path} tells of no run yet")
+        raise StateError(f"{journal.path} holds no run yet")
     nothing = SnapshotHeader(RunState(settings_of(begun)), Newest(), 0, 0)
     return replay(journal, nothing, journal.num_bytes)
 

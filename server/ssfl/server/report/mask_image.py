@@ -1,7 +1,7 @@
 """A mask as small pictures: for each masked tensor, the share of kept weights block by block.
 
-A tensor is a table of its first dimension (rows: what a layer puts out) by all others; at most
-64 x 64 blocks of it. A byte of the data is a block's share, 255 standing for `most`.
+A tensor is shown as a table of its first dimension (rows: the outputs of a layer) by all others, in
+at most 64 x 64 blocks. Each byte is the share of one block, where 255 stands for `most`.
 """
 
 import base64
@@ -14,7 +14,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 
 MAX_BLOCKS = 64  # each way
-MAX_PICTURES = 60  # of the largest tensors: a report stays small for models of any depth
+MAX_PICTURES = 60  # of the largest tensors, which bounds the report for deep models
 
 
 def mask_pictures(manifest: Manifest, mask: Mask) -> list[dict[str, Any]]:

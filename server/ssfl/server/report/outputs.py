@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: the model, mask and manifest, the history, the bytes."""
+"""Output files of a finished run: model, mask, manifest, history and byte counts."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ from ssfl.server.run.state import RunState
 log = logging.getLogger(__name__)
 
 REPORT_AGAIN_S = 60.0  # after a failure
-_ACCOUNTS = threading.Lock()  # who writes them last has looked last
+_ACCOUNTS = threading.Lock()  # the last writer has read the newest state
 
 
 def run_folder(out_dir: str | Path, run_id: str) -> str:
@@ -35,7 +35,7 @@ def run_folder(out_dir: str | Path, run_id: str) -> str:
 
 
 def history_document(coordinator: Coordinator) -> Callable[[], bytes]:
-    """Note what is known now; return what makes history.json of it, for a worker thread."""
+    """Capture the current state; return a function for a worker thread that builds history.json."""
     run = coordinator.run
     stop, state, model = run.published_journal_bytes, run.state, run.model
     newest, ledger = copy(coordinator.history), coordinator.ledger.rows()
@@ -73,7 +73,7 @@ def run_document(
 
 
 def mask_document(manifest: Manifest, mask: Mask, epoch: int) -> dict[str, Any]:
-    """Return what history.json tells of the newest mask."""
+    """Return the entry of history.json for the newest mask."""
     return {
         "epoch": epoch,
         "digest": mask.digest.hex(),
@@ -88,7 +88,7 @@ def mask_document(manifest: Manifest, mask: Mask, epoch: int) -> dict[str, Any]:
 
 
 def _not_voted(state: RunState, history: Newest) -> list[str]:
-    """Return who takes part but had no say in the mask: missed it, or joined later."""
+    """Return the members that did not vote on the mask: they missed it or joined later."""
     voters = {row["client"] for row in history.votes}
     return sorted(set(state.members) - voters) if voters else []
 
@@ -105,13 +105,17 @@ def write_outputs(coordinator: Coordinator, out_dir: Path) -> None:
 
 
 def write_best(coordinator: Coordinator, model: ModelState, folder: Path) -> None:
-    """Write the model that all clients' evaluations found best, beside the final one."""
+    """Write the best model by all clients' evaluations next to the final one."""
     found = coordinator.run.state.best
     if found is None:
         return
     try:
         best = coordinator.store.load_best(found, model)
-    except (StateError, ValueError, OSError) as error:  # the final model must not be lost with it
+    except (
+        StateError,
+        ValueError,
+        OSError,
+    ) as error:  # a failure here must not lose the final model
         extra = {"rounds_done": found.rounds_done}
         log.warning("the best model is not written: %s", error, extra=extra)
         return
@@ -135,31 +139,31 @@ def write_accounts(coordinator: Coordinator, out_dir: Path) -> None:
 
 
 class Accounts:
-    """History, bytes and report of a finished run: each written again only if there is news."""
+    """History, byte counts and report of a finished run, rewritten only if they changed."""
 
     def __init__(self, out_dir: Path) -> None:
         self._out_dir = out_dir
-        self._written = -1  # the length of the ledger's file that the books tell of
-        self._reported = -1  # likewise of the report
+        self._written = -1  # length of the ledger file that history and byte counts cover
+        self._reported = -1  # length of the ledger file that the report covers
         self._failed_s: float | None = None
 
     def write_outputs(self, coordinator: Coordinator) -> None:
-        """Write the final model and the books."""
+        """Write the final model, history and byte counts."""
         so_far = coordinator.history.account[1]
         write_outputs(coordinator, self._out_dir)
         self._written = so_far
 
     def write(self, coordinator: Coordinator) -> None:
-        """Bring the books up to date."""
+        """Update history and byte counts."""
         so_far = coordinator.history.account[1]
         if so_far != self._written:
             write_accounts(coordinator, self._out_dir)
             self._written = so_far
 
     def report(self, coordinator: Coordinator) -> None:
-        """Bring the report up to date with the books; if that failed, try again after a while.
+        """Update the report; after a failure, try again later.
 
-        A convenience, which can be made again: whatever goes wrong here must not harm the run.
+        The report can be built again at any time, so an error here must not harm the run.
         """
         now_s = time.monotonic()
         if self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S:

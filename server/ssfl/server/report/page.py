@@ -1,8 +1,8 @@
-"""A report as one HTML file: its data, style and script inside, nothing from elsewhere.
+"""A report as one self-contained HTML file with its data, style and script.
 
-The data are JSON in a script element that no browser runs. What could end that element, and with
-it what a hostile client's name could do, is escaped; the script puts text in as text only; and
-a Content-Security-Policy lets nothing run or load but the style and script with their hashes.
+The data are JSON in a script element that browsers do not run. Characters that could end that
+element, such as in a hostile client's name, are escaped. The script inserts text only as text. A
+Content-Security-Policy allows only the style and the script with the right hashes.
 """
 
 import base64
@@ -38,7 +38,7 @@ allow it, or read report.json beside it.</p></noscript></div>
 
 
 def page(title: str, document: Mapping[str, Any]) -> bytes:
-    """Return the HTML file that shows a report's document, of one run or of two."""
+    """Return the HTML file for the report document of one run or of two."""
     folder = files("ssfl.server") / "page"
     style = "\n".join((folder / name).read_text("utf-8") for name in ("style.css", "report.css"))
     scripts = ("charts.js", "report_parts.js", "report_compare.js", "report.js")

@@ -1,13 +1,13 @@
-"""A run as charts and tables show it: bounded documents, made from history entries one by one.
+"""A run as shown in charts and tables: bounded documents built from history entries.
 
-`RunView` takes the entries of `masks`, `rounds` and `evaluations` (history.py makes them) in the
-order they came about in, and gives documents that JSON can hold. Its memory grows with the clients
-of a run, never with its rounds: curves are thinned (a stride that doubles), of the timeline and of
-the masks the newest are kept.
+`RunView` takes the entries of `masks`, `rounds` and `evaluations` (run_history.py) in chronological
+order and returns JSON documents. Its memory grows with the clients of a run, not with its rounds:
+curves are downsampled with a stride that doubles, and only the newest masks and timeline rounds are
+kept.
 
-Bytes that stand against dense (dense.py) are those at the newest entry, never those of a step under
-way: so both sides are of the same transfers. A round's bytes are what came to them since the round
-before it: with a test of its model by all clients, and with attempts that were void.
+Byte counts compared with dense training (dense_equivalent.py) are those at the newest entry and
+exclude the open step, so that both sides cover the same transfers. The bytes of a round include all
+since the previous round, also a test of its model by all clients and void attempts.
 """
 
 from collections import deque
@@ -19,22 +19,22 @@ from ssfl.server.accounting.dense_equivalent import BYTES_PER_VALUE, COMPARED, M
 from ssfl.server.accounting.ledger import ONE_OFF, Direction
 from ssfl.server.history.run_history import Entry
 
-MAX_POINTS = 2000  # of a curve; at this length every second point goes
+MAX_POINTS = 2000  # of a curve; at this length every second point is dropped
 NEWEST_ROUNDS = 20  # in the timeline,
 SLOWEST_CLIENTS = 40  # with this many clients of a round each
 NEWEST_MASKS = 100
 NEWEST_INCIDENTS = 100
-LATE_S = 30.0  # whoever is asked so long after a round's start was away, or replaces somebody
+LATE_S = 30.0  # a client asked this long after a round's start was away or is a replacement
 
 Rows = Iterable[Mapping[str, Any]]
 _TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
 
 
 class DownsampledSeries:
-    """Every n-th of the points added, the newest, and the extremes; n doubles with the length."""
+    """Keeps every n-th point, the newest and the extremes; n doubles with the length."""
 
     def __init__(self, *extremes: Callable[[Entry], float | None]) -> None:
-        """`extremes`: what to keep the largest of, whatever the stride."""
+        """`extremes` are keys whose largest points are always kept."""
         self._kept: list[tuple[int, Entry]] = []
         self._newest: tuple[int, Entry] | None = None
         self._extremes: list[tuple[float, int, Entry] | None] = [None] * len(extremes)
@@ -56,7 +56,7 @@ class DownsampledSeries:
             self._stride *= 2
 
     def points(self) -> list[Entry]:
-        """Return the points in the order they were added in."""
+        """Return the points in the order of `add`."""
         found = dict(self._kept)
         found.update((place, point) for _, place, point in filter(None, self._extremes))
         if self._newest:
@@ -101,17 +101,17 @@ class _Client:
             "slowest_work_s": self.slowest_work_s if self.timed else None,
             "upload_s": self.upload_s / self.reported if self.reported else None,
             "upload_bytes_per_s": self.upload_bytes / self.upload_s if self.upload_s else None,
-            "up_bytes": self.sent.get(Direction.UP),  # None: nobody told (add_bytes)
+            "up_bytes": self.sent.get(Direction.UP),  # None without `add_bytes`
             "down_bytes": self.sent.get(Direction.DOWN),
             "loss": self.loss,
         }
 
 
 class RunView:
-    """Takes a run's history entries; tells what they come to so far."""
+    """Accumulates a run's history entries and returns documents about the run so far."""
 
     def __init__(self, *, own_masks: bool = False) -> None:
-        """`own_masks`: each client trains under a mask of its own."""
+        """`own_masks`: each client trains under a personal mask."""
         self._curve = DownsampledSeries(
             lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
         )
@@ -130,7 +130,7 @@ class RunView:
         self.num_masks = 0
         self.num_votes = 0  # clients whose scores counted, over all masks
         self.num_updates = 0  # that counted, over all rounds
-        self.num_models = 0  # that were sent as values (dense.py)
+        self.num_models = 0  # that were sent as values (dense_equivalent.py)
         self.best: Entry | None = None  # the evaluation with the highest accuracy, or lowest loss
         self.num_timed = 0  # rounds whose duration is known,
         self.seconds = 0.0  # their sum,
@@ -140,7 +140,7 @@ class RunView:
         self.ended: float | None = None  # and of the end of the newest; None: not known
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Take the next entry of the list `name`: masks, rounds or evaluations."""
+        """Add the next entry of the list `name`: masks, rounds or evaluations."""
         match name:
             case "masks":
                 self.num_masks += 1
@@ -154,7 +154,7 @@ class RunView:
                 self._add_evaluation(entry)
 
     def add_bytes(self, rows: Rows) -> None:
-        """Take rows of ledger.csv (or of `Ledger.take`): the message bytes of each client."""
+        """Add the message bytes of each client from rows of ledger.csv (or of `Ledger.take`)."""
         for row in rows:
             if row["client"]:
                 sent = self._client(row["client"]).sent
@@ -164,7 +164,7 @@ class RunView:
     def curve(self) -> list[Entry]:
         """Return the rounds: test metrics of each one's base, duration, bytes of values.
 
-        `sent_bytes`: all messages, both ways, until its base was committed: what that has cost.
+        `sent_bytes` counts all messages in both directions until its base was committed.
         """
         return self._curve.points()
 
@@ -173,9 +173,9 @@ class RunView:
         return self._evaluations.points()
 
     def timeline(self) -> list[Entry]:
-        """Return the newest rounds, oldest first: who was asked, worked, sent, and when.
+        """Return the newest rounds, oldest first, with the times of each client.
 
-        Of many clients, the slowest; `others` counts the rest.
+        Only the slowest clients are listed; `others` counts the rest.
         """
         return list(self._timeline)
 
@@ -184,14 +184,14 @@ class RunView:
         return list(self._masks)
 
     def incidents(self) -> list[Entry]:
-        """Return the newest rounds that clients missed, or held up, or that were tried again.
+        """Return the newest rounds that clients missed or delayed, or that were retried.
 
-        `late` are those that took their task only LATE_S after the round's start: they were away.
+        `late` are clients that got their task at least LATE_S after the round's start.
         """
         return list(self._incidents)
 
     def layers(self) -> list[Entry]:
-        """Return how much of every masked tensor the newest mask keeps."""
+        """Return the density of every masked tensor under the newest mask."""
         return layer_rows(self._layers)
 
     def clients(self) -> list[Entry]:
@@ -199,7 +199,7 @@ class RunView:
         return [self._clients[name].to_dict(name) for name in sorted(self._clients)]
 
     def bytes(self, ledger_rows: Rows, num_values: int) -> Entry:
-        """Return these totals; and against dense (dense.py), the values at the newest entry."""
+        """Return byte totals, and the comparison with dense training at the newest entry."""
         rows = [dict(row) for row in ledger_rows]
         transfers = {Direction.UP: self.num_updates, Direction.DOWN: self.num_models}
         found: Entry = {"rows": rows}
@@ -212,14 +212,14 @@ class RunView:
 
     @staticmethod
     def no_rounds(name: str) -> Entry:
-        """Return the row of a client that no round has asked."""
+        """Return the row of a client that had no task yet."""
         return _Client().to_dict(name)
 
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
 
     def _count(self, entry: Mapping[str, Any], *, to_test: bool = False) -> None:
-        """Count who was asked, and had to be sent the model; note bytes and time so far."""
+        """Count the clients asked and the models sent; record bytes and time so far."""
         names = [row["client"] for row in entry.get("clients") or ()]
         names += entry.get("missing") or ()
         self.num_models += self._holders.asked(names, to_test=to_test)
@@ -313,7 +313,7 @@ def payload(rows: Rows, way: Direction, phases: Sequence[str]) -> int:
 
 
 def sent_bytes(rows: Rows) -> int:
-    """Return the bytes of all messages; a simulation, which sends none, counts payload alone."""
+    """Return the bytes of all messages, or of payloads in a simulation, which sends no messages."""
     return sum(
         row["payload_bytes"] if row["message_bytes"] is None else row["message_bytes"]
         for row in rows

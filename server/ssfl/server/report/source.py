@@ -1,9 +1,8 @@
-"""What a report is made from: the folder a coordinator wrote, or its state directory.
+"""The source of a report: the results folder of a coordinator, or its state directory.
 
-history.json has a line for each round, mask and evaluation (history_file.py) and is read line by
-line, so that the memory needed does not depend on the number of rounds: once for each list, since
-entries are told in the order they came about in. One that was written in another way, as by another
-program, is read whole.
+history.json has one line per round, mask and evaluation (history_file.py). It is read line by line,
+once for each list, so that entries can be merged in chronological order and memory does not depend
+on the number of rounds. A history.json with another layout is read at once.
 """
 
 import csv
@@ -22,7 +21,7 @@ from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
 from ssfl.server.history.run_history import Entry
 
 HISTORY, LEDGER = "history.json", "ledger.csv"
-LISTS = ("evaluations", "masks", "rounds")  # of one model, in the order they come about in
+LISTS = ("evaluations", "masks", "rounds")  # of one model, in chronological order
 NEEDED = ("run_id", "settings", "rounds_done", "finished", "clients", "ledger")
 FORMAT = 1  # of history.json
 _LIST = re.compile(r'"(rounds|masks|evaluations)": \[(\]\}?,?)?\n?')
@@ -32,22 +31,22 @@ Entries = Iterator[tuple[str, Entry]]
 
 
 class ReportError(Exception):
-    """The files of a run cannot be read; says which, and what is wrong."""
+    """The files of a run cannot be read; the message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One run: what is known at its end, and its steps one by one, as often as they are asked for.
+    """One run: its final summary, and its entries, which can be iterated repeatedly.
 
-    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of a given
-    lists in chronological order.
+    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of the
+    given lists in chronological order.
     """
 
     folder: Path
     summary: dict[str, Any]
     entries: Callable[[Sequence[str]], Entries]
-    ledger: Path | None  # ledger.csv, where there is one
-    model: tuple[Manifest, Mask] | None  # None: the run has agreed on no mask yet
+    ledger: Path | None  # ledger.csv, if there is one
+    model: tuple[Manifest, Mask] | None  # None before the first agreed mask
     ledger_bytes: int | None = None  # of ledger.csv, if it may have grown since
 
     def ledger_rows(self) -> Iterator[dict[str, str]]:
@@ -104,7 +103,7 @@ def _named(name: str, entries: Iterable[Entry]) -> Entries:
 
 
 def _in_order(lists: Iterable[Entries]) -> Entries:
-    """Merge lists: all clients test a model before its mask is renewed, and it is trained on."""
+    """Merge lists: all clients test a model before its mask is refreshed and training continues."""
     return merge(*lists, key=lambda one: (one[1]["rounds_done"], LISTS.index(one[0])))
 
 
@@ -165,5 +164,5 @@ def _mask(folder: Path, summary: dict[str, Any]) -> tuple[Manifest, Mask] | None
         raise ReportError(f"{folder / MASK} and {MANIFEST} cannot be read: {error}") from error
     expected = (summary.get("mask") or {}).get("digest")
     if mask.digest.hex() != expected:
-        raise ReportError(f"{folder / MASK} is not the mask that {HISTORY} tells of")
+        raise ReportError(f"{folder / MASK} is not the mask of {HISTORY}")
     return manifest, mask

@@ -1,10 +1,10 @@
-"""A run's bytes beside what a dense system and the paper's formulas come to for the same transfers.
+"""Compares a run's bytes with dense training and with the paper's formulas for the same transfers.
 
-P values of the model, W of them masked, D = P - W not, k kept: then float32 costs 4P dense, 4sP by
-the paper (s = k / W, norms and biases pruned like the rest), 4(k + D) as kept values; and before
-the first round 4P for the model, 4W for scores and W / 8 for the mask. Payload bytes, as in the
-paper: messages and TCP around them are in the ledger's other columns. dense.py says which transfers
-are compared.
+The model has P values: W are masked, k of those are kept, and D = P - W are not masked. In float32,
+a transfer costs 4P dense, 4sP by the paper (s = k / W, with norms and biases pruned like the rest)
+and 4(k + D) as kept values. Before the first round come 4P for the model, 4W for scores and W / 8
+for the mask. All are payload bytes, as in the paper; the ledger has messages and TCP in other
+columns. dense_equivalent.py defines the transfers that are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from ssfl.server.report.run_view import RunView, payload
 
 @dataclass
 class DenseComparison:
-    """Sums, entry by entry, what others would have sent; before the first mask all is dense."""
+    """Sums the bytes of dense training and of the paper; all is dense before the first mask."""
 
     num_values: int
     num_masked: int
@@ -27,13 +27,15 @@ class DenseComparison:
     kept_values_down: int = 0  # and for every model sent
     paper_values_up: float = 0.0  # sP
     paper_values_down: float = 0.0
-    break_even: int | None = None  # rounds after which less had been sent than by a dense system
+    break_even: int | None = (
+        None  # first round after which the run had sent less than dense training
+    )
     _kept: int | None = None  # by the newest mask
     _updates: int = 0  # counted so far
     _models: int = 0
 
     def add(self, name: str, entry: Mapping[str, Any], view: RunView) -> None:
-        """Take the next entry of the list `name`, which `view` has just taken."""
+        """Add the next entry of the list `name`. Call it after `view.add`."""
         kept = self.num_masked if self._kept is None else self._kept
         updates, self._updates = view.num_updates - self._updates, view.num_updates
         models, self._models = view.num_models - self._models, view.num_models
@@ -43,7 +45,7 @@ class DenseComparison:
         self.paper_values_up += updates * share * self.num_values
         self.paper_values_down += models * share * self.num_values
         if name == "masks":
-            self._kept = entry["num_kept"]  # what was sent to be scored is under the mask before
+            self._kept = entry["num_kept"]  # models sent for scoring are under the previous mask
         if name == "rounds" and self.break_even is None:
             sent = sum(payload(entry["ledger"], way, (*ONE_OFF, *COMPARED)) for way in Direction)
             if sent < BYTES_PER_VALUE * self.num_values * (self._updates + self._models):
@@ -53,9 +55,9 @@ class DenseComparison:
 def formulas(
     against: DenseComparison, rows: Sequence[Mapping[str, Any]], view: RunView, num_clients: int
 ) -> list[Entry]:
-    """Return lines of what each kind of transfer comes to: dense, by the paper, and here.
+    """Return a row per kind of transfer with its bytes: dense, by the paper, and in this run.
 
-    What every one of `num_clients` got once is the model, and each mask.
+    Each of `num_clients` clients got the model and every mask once.
     """
     values, masked = against.num_values, against.num_masked
     up, down = Direction.UP, Direction.DOWN
@@ -97,7 +99,7 @@ def _line(
 
 
 def paper_break_even(num_values: int, num_masked: int, num_kept: int) -> float | None:
-    """Return after how many rounds a client has, by the formulas, moved less than in a dense run.
+    """Return the rounds after which a client has, by the formulas, sent less than in a dense run.
 
     (4P + 4W + W/8) / (8 (P - k - D)); None: never, since nothing is pruned.
     """

@@ -1,4 +1,4 @@
 """The gRPC edge: authenticate, decode, check, post to the run loop, encode.
 
-No decision about a run is made here.
+It makes no decisions about a run.
 """

@@ -21,7 +21,7 @@ from ssfl.v1 import admin_pb2_grpc
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """For the people who run the federation."""
+    """The service for operators of the federation."""
 
     def __init__(self, coordinator: Coordinator, out_dir: str) -> None:
         self._coordinator = coordinator
@@ -75,7 +75,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         reply = await self._run.post(events.StartAsked())
         state = self._run.state
         if reply is Reply.PAUSED:
-            then = "lets it go on" if state.founders else "it, then start it"
+            then = "continues it" if state.founders else "it, then start it"
             raise IsPaused(f"run {state.run_id} is paused: `ssfl resume` {then}")
         if reply is Reply.TOO_FEW_CLIENTS:
             settings = state.settings
@@ -89,7 +89,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._check_not_over()
         was_paused = self._run.state.paused
         await self._run.post(events.PauseAsked(time.time()))
-        self._check_not_over()  # it may have ended while we asked; a paused one does not
+        self._check_not_over()  # it may have ended before the pause took effect
         rounds_done = self._run.state.rounds_done
         return pb.PauseRunResponse(was_paused=was_paused, rounds_done=rounds_done)
 
@@ -154,12 +154,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
 
 def why_no_mask(state: RunState) -> str:
-    """Say why there is no mask to renew."""
+    """Return the reason why there is no mask to refresh."""
     settings = state.settings
     if settings.strategy != "ssfl":
-        return f"strategy {settings.strategy} keeps every weight: there is no mask to renew"
+        return f"strategy {settings.strategy} keeps every weight: there is no mask to refresh"
     if settings.criterion == "client-random":
-        return "every client has a mask of its own, for good: there is none to renew"
+        return "every client has a permanent mask of its own: there is no mask to refresh"
     if no_round_left(state):
         return "the last round has begun or is done: no round would use a new mask"
     return "no mask has been agreed yet: wait for the first one, then ask again"

@@ -1,4 +1,4 @@
-"""Who may speak: the join token of every call, and the name in its certificate.
+"""Authentication: the join token of every call, and the name in its certificate.
 
 With mutual TLS (--tls-ca) the client id in Join and in the Caller of every other call must be a
 name of the certificate that the connection was opened with: its common name, or one of its DNS
@@ -19,12 +19,12 @@ from ssfl.server.errors import Unauthenticated, WrongName
 
 ADMIN = "admin"
 HEADER = "authorization"
-OURS = "/ssfl.v1."  # health and reflection are grpc's
+OURS = "/ssfl.v1."  # health checks and reflection have other prefixes
 MAX_SHOWN = 64
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses calls of strangers; stands inside the StatusInterceptor, which words the refusal."""
+    """Refuses unauthenticated calls. Runs inside the StatusInterceptor, which sends the refusal."""
 
     def __init__(self, *, token: str = "", certificates: bool = False, admin: bool = False) -> None:
         self._token = f"Bearer {token}".encode() if token else b""
@@ -68,7 +68,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         return grpc.stream_stream_rpc_method_handler(streams, *codec)
 
     def _check(self, metadata: dict[str, Any], context: Any) -> Callable[[Any], None]:
-        """Check the token of a call; return what checks the name in each of its requests."""
+        """Check the token of a call; return the function that checks the name in its requests."""
         self._check_token(metadata)
         if not self._certificates:
             return lambda _request: None
@@ -86,7 +86,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
             )
         if not hmac.compare_digest(given, self._token):
             raise Unauthenticated(
-                "the join token is not the one of this coordinator: ask its operator for the file"
+                "the join token is not that of this coordinator: ask its operator for the file"
             )
 
     def _check_name(self, request: Any, names: tuple[str, ...]) -> None:
@@ -96,16 +96,16 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         of = " or ".join(map(repr, names[:3])) or "nobody"
         if self._admin:
             raise WrongName(
-                f"the admin port is for the certificate of {ADMIN!r}, and this one is of {of}"
+                f"the admin port needs the certificate of {ADMIN!r}, but this one is of {of}"
             )
         raise WrongName(
             f"the client calls itself {claimed[:MAX_SHOWN]!r}, but its certificate is of {of}: "
-            "give that name with --client-id, or take the certificate of the right site"
+            "give that name with --client-id, or use the certificate of the right site"
         )
 
 
 class _Checked:
-    """The requests of an upload, each one checked."""
+    """The requests of an upload, each checked."""
 
     def __init__(self, requests: Any, check: Callable[[Any], None]) -> None:
         self._requests = aiter(requests)
@@ -121,7 +121,7 @@ class _Checked:
 
 
 def names_in(auth_context: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the far end's certificate, from what gRPC tells about a connection."""
+    """Return the names in the peer's certificate, from gRPC's auth context."""
     found = [
         *auth_context.get("x509_common_name", ()),
         *auth_context.get("peer_dns", ()),
@@ -131,7 +131,7 @@ def names_in(auth_context: dict[str, Any]) -> tuple[str, ...]:
 
 
 def claimed_by(request: Any) -> str | None:
-    """Return the client id that a request claims; None if it claims none: a chunk, say."""
+    """Return the client id that a request claims; None if it has none, such as a chunk."""
     if "client_id" in request.DESCRIPTOR.fields_by_name:
         return str(request.client_id)
     if "caller" in request.DESCRIPTOR.fields_by_name and request.HasField("caller"):

@@ -20,14 +20,14 @@ from ssfl.v1 import coordinator_pb2 as pb
 
 
 class CallContext:
-    """What every call to one run shares."""
+    """Shared by all calls to one run."""
 
     def __init__(
         self,
         coordinator: Coordinator,
         numbers: SessionNumbers,
         *,
-        names_proven: bool = False,  # by certificates: IdentityInterceptor compares every call
+        names_proven: bool = False,  # by certificates, which IdentityInterceptor checks
     ) -> None:
         self.coordinator = coordinator
         self.numbers = numbers
@@ -41,14 +41,14 @@ class CallContext:
         self._connections = coordinator.connections
 
     def check(self, caller: pb.Caller, *, may_have_left: bool = False) -> Member:
-        """Return the member that calls; raise the refusal that says how to get in again."""
+        """Return the calling member, or raise a refusal that says how to rejoin."""
         state = self.run.state
         return request_checks.check_caller(caller, state, self.numbers, may_have_left=may_have_left)
 
     async def member(
         self, caller: pb.Caller, peer: str = "", *, may_have_left: bool = False
     ) -> Member:
-        """Return the member that calls; record the sign of life and the connection."""
+        """Return the calling member; record the sign of life and the connection."""
         member = self.check(caller, may_have_left=may_have_left)
         self.bind_peer(member.client, peer)
         self.presence.heard(member.client, self.clock())
@@ -57,17 +57,17 @@ class CallContext:
         return member
 
     def open_call(self, member: Member) -> AbstractContextManager[Presence]:
-        """Keep a client alive while a call of it is open; TooManyCalls for one too many."""
+        """Keep a client alive during a call; raise TooManyCalls beyond the limit."""
         return self.presence.call(member.client, self.clock)
 
     async def broadcast(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
-        """Return the model as a client gets it for its task."""
+        """Return the model for a client's task."""
         if self.broadcasts.one_for_all:
             return self.broadcasts.shared(model)
         return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
 
     def task_times(self, member: Member, step: int) -> dict[str, float]:
-        """Return when a task was sent, and now, in seconds from the start of its step."""
+        """Return when a task was sent and the current time, in seconds from the step's start."""
         began_s = self.run.state.step_began_s
         return self.presence.task_times(member.client, step, began_s, self.clock())
 
@@ -76,11 +76,11 @@ class CallContext:
         self._connections.belongs(peer, client)
 
     async def flush_socket_bytes(self) -> None:
-        """Count the bytes of all connections; call it before one of them ends."""
+        """Count the bytes of all connections. Call it before one of them ends."""
         await self._connections.count()
 
     def client_or_blank(self, caller: pb.Caller) -> str:
-        """Return the client a message is booked to: the caller if it is a member, else none."""
+        """Return the client to which a message is booked: the caller if a member, else blank."""
         state = self.run.state
         member = state.members.get(ClientId(caller.client_id))
         if member is None:
@@ -89,7 +89,7 @@ class CallContext:
         return member.client if signed else ""
 
     def count_down(self, response: Any, client: ClientId | str) -> Any:
-        """Count a small message on its way to a client."""
+        """Count a small message to a client."""
         self.ledger.count("control", Direction.DOWN, response.ByteSize(), client=client)
         return response
 

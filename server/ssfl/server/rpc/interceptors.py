@@ -1,8 +1,7 @@
-"""Applies status.py to every RPC: a refusal becomes a status, anything else is our bug.
+"""Applies status_codes.py to every RPC: a refusal becomes its status, other errors INTERNAL.
 
-Every refusal is counted and told by `Refusals`, under the name of the client that spoke.
-Streams are written here, too: a client that takes no byte of an answer for the no-progress
-deadline is given up.
+`Refusals` counts and logs every refusal under the name of the calling client. Response streams are
+also written here: a call ends if the client reads no byte within the no-progress deadline.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from ssfl.server.rpc.status_codes import status_of
 
 log = logging.getLogger(__name__)
 
-MAX_DETAIL = 1000  # characters; gRPC refuses trailers over 8 KiB, and would hide the status
+MAX_DETAIL = 1000  # characters; gRPC rejects trailers over 8 KiB and would hide the status
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -86,11 +85,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
     def _upload(
         self, inner: Callable[..., AsyncGenerator[Any, None]], method: str
     ) -> Callable[..., Awaitable[None]]:
-        """Like `_stream`; and close the requests of an upload when it is over.
+        """Like `_stream`, and close the requests of an upload when it ends.
 
-        grpc's iterator is part of a reference cycle and holds the newest request, a chunk of up
-        to a megabyte: left open, each finished upload keeps it until the garbage collector comes
-        by.
+        gRPC's iterator is part of a reference cycle and holds the newest request, a chunk of up to
+        a megabyte. If left open, each finished upload keeps it until the next garbage collection.
         """
 
         async def behaviour(raw: Any, context: Any) -> None:
@@ -114,8 +112,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                         await context.write(response)
                 except TimeoutError:
                     raise NoProgress(
-                        f"no byte of the answer was taken for {self._no_progress_s:g} s: ask "
-                        "again, it goes on where it stopped"
+                        f"the client read no byte of the answer for {self._no_progress_s:g} s: ask "
+                        "again; it resumes where it stopped"
                     ) from None
                 except grpc.aio.InternalError as error:  # a batch failed: the client is gone
                     log.debug("a client went away while it was answered", exc_info=error)
@@ -133,7 +131,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
 
 def _deserializer(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Turn bytes that are no message into a refusal, to be raised where it gets its status."""
+    """Turn unparsable bytes into a refusal, to be raised where it gets its status."""
 
     def deserialize(data: bytes) -> Any:
         try:
@@ -151,7 +149,7 @@ def _readable(request: Any) -> Any:
 
 
 class _Requests:
-    """The requests of an upload; raises at the first that is not readable."""
+    """The requests of an upload; raises at the first unreadable one."""
 
     def __init__(self, requests: Any) -> None:
         self._requests = aiter(requests)
@@ -170,5 +168,5 @@ class _Requests:
 
 
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Let a response through that is serialized already: a chunk that every client is sent."""
+    """Return bytes unchanged: a chunk is serialized once for all clients."""
     return lambda response: response if isinstance(response, bytes) else serialize(response)

@@ -36,15 +36,15 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second server
+    ("grpc.so_reuseport", 0),  # without this, a second server could silently share the port
     # Otherwise a connection keeps read buffers as large as its largest burst: 1.4 MB for each
     # client that has uploaded megabytes (docs/decisions/0002-asyncio-server.md).
     ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
 ]
 GRACE_S = 1.0
-# The client port alone: anybody can reach it.
+# The client port only, which is open to untrusted peers.
 HANDSHAKE_S = 20  # a connection that does not speak HTTP/2 by then is closed
-IDLE_S = 300  # likewise one without a call; a client at work says so every 10 s
+IDLE_S = 300  # close a connection without calls; a working client calls every 10 s
 
 
 def client_options(max_connections: int) -> list[tuple[str, int]]:
@@ -67,7 +67,7 @@ class Listener:
         self,
         config: CoordinatorConfig,
         coordinator: Coordinator,
-        security: "Security | None" = None,  # None: nothing is asked of whoever connects
+        security: "Security | None" = None,  # None: no TLS and no token
     ) -> None:
         self._config = config
         self._security = security
@@ -88,7 +88,7 @@ class Listener:
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
         operator = IdentityInterceptor(certificates=mutual, admin=True)
-        # An operator's slips are logged, too, but are no refusals of clients: counted apart.
+        # Refusals on the admin port are logged, but not counted as refusals of clients.
         slips = StatusInterceptor(Refusals(coordinator.clock, lambda _name: False))
         self._admin = grpc.aio.server(interceptors=[slips, operator], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
@@ -98,7 +98,7 @@ class Listener:
         self.admin_port = 0
 
     async def start(self) -> None:
-        """Listen; raise ProgramError(PORT_IN_USE) if a port cannot be had."""
+        """Listen; raise ProgramError(PORT_IN_USE) if a port is not available."""
         config = self._config
         self.port = _bind(self._clients, config.host, config.port, "--port", self._credentials())
         self._connections.port = self.port
@@ -113,8 +113,8 @@ class Listener:
         return self._security.credentials if self._security else None
 
     async def stop(self) -> None:
-        """Stop taking calls and end those that are open; harmless before the start."""
-        await self._connections.count()  # afterwards they are gone
+        """Refuse new calls and end open ones. Does nothing before `start`."""
+        await self._connections.count()  # before the connections close
         await self._health.enter_graceful_shutdown()
         await self._clients.stop(GRACE_S)
         await self._admin.stop(GRACE_S)
@@ -149,7 +149,7 @@ def _bind(
 ) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        _try(host, port)  # gRPC would not say why it cannot
+        _try(host, port)  # gRPC does not report the reason
         if credentials:
             return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))

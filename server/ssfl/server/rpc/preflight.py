@@ -1,9 +1,9 @@
-"""A look before joining: what `ssfl check` asks, and noise to measure its wire with.
+"""Preflight: answers `ssfl check` before a Join, and exchanges noise to measure the connection.
 
-Nothing of the run changes: no session, no member, nothing in the journal. The question is answered
-from the state that is published. Measuring is bounded in bytes, in seconds and in how many do it at
-once, since it takes a share of the wire from those who train. What is measured with is no part of
-the run's bytes: the ledger has question, answer and echoes alone; the rest is logged.
+The run does not change: no session, no member, no journal entry. The question is answered from the
+published state. Measurements share the network with training clients, so they are limited in bytes,
+seconds and concurrency. The ledger counts the question, the answer and the echoes. The noise is
+logged but is not part of the run's bytes.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from ssfl.server.uploads.encoding_choice import is_coded
 from ssfl.v1 import coordinator_pb2 as pb
 
 MAX_NOISE_BYTES = 8 << 20  # each way
-MAX_NOISE_S = 3.0  # of one download; our client keeps to it in all, each way
+MAX_NOISE_S = 3.0  # of one download; ssfl-client stays below it in total, each way
 MAX_PIECE_BYTES = 64 << 10
 MAX_ECHOES = 64
 MAX_DOWNLOADS = 256
@@ -33,9 +33,13 @@ CALL_S = 60.0  # a whole check
 SILENCE_S = 20.0  # without a message
 OPEN_CHECKS = 16
 MEASURING = 2  # at once
-QUESTIONS, QUESTION_EVERY_S = 100, 0.1  # so many at once, then one every so often
+QUESTIONS, QUESTION_EVERY_S = 100, 0.1  # a burst, then one per interval
 MEASUREMENTS, MEASUREMENT_EVERY_S = 20, 10.0
-CONTROL = ("question", "answer", "echo")  # messages the ledger has; all others measure
+CONTROL = (
+    "question",
+    "answer",
+    "echo",
+)  # messages counted in the ledger; all others are measurements
 
 log = logging.getLogger(__name__)
 
@@ -94,19 +98,19 @@ class Preflight:
     async def _next(
         self, requests: AsyncIterator[pb.CheckRequest], call: "_Call"
     ) -> pb.CheckRequest | None:
-        """Return the next message, booked; None at the end."""
+        """Return the next message after counting it; None at the end."""
         left_s = min(SILENCE_S, call.ends_s - self._clock())
         try:
             request = await asyncio.wait_for(anext(requests), max(0.0, left_s))
         except TimeoutError:
             raise NoProgress(
-                f"a check ends after {CALL_S:g} s, or {SILENCE_S:g} s without a message"
+                f"a check ends after {CALL_S:g} s, or after {SILENCE_S:g} s without a message"
             ) from None
         except StopAsyncIteration:
             return None
         self._book(request, call, Direction.UP)
         if call.client_id and request.client_id != call.client_id:
-            raise InvalidRequest("a check is of one client: its id goes into every message")
+            raise InvalidRequest("a check is for one client: send its id in every message")
         return request
 
     async def _respond(
@@ -150,7 +154,7 @@ class Preflight:
         yield pb.CheckResponse(sent=pb.CheckSent(num_bytes=sent))
 
     def _begin_measuring(self, call: "_Call") -> None:
-        """Take one of the places for a measurement, unless the call has it; TooManyChecks."""
+        """Acquire a measurement slot unless the call has one; raise TooManyChecks if full."""
         if call.measures:
             return
         if self._measuring >= MEASURING:
@@ -180,7 +184,7 @@ class Preflight:
         )
 
     def _refusal(self, request: pb.CheckRequest) -> Refusal | None:
-        """Return what a Join of this client would be refused with; None if it would get in."""
+        """Return the refusal that a Join of this client would get; None if it would succeed."""
         question, state = request.question, self._run.state
         join = pb.JoinRequest(
             protocol_version=question.protocol_version,
@@ -200,7 +204,7 @@ class Preflight:
         return None
 
     def _book(self, message: Message, call: "_Call", direction: Direction) -> Message:
-        """Count a message: in the run's ledger, unless it is part of a measurement."""
+        """Count a message: in the run's ledger unless it is part of a measurement."""
         num_bytes = message.ByteSize()
         if message.WhichOneof("part") in CONTROL:
             self._context.ledger.count("control", direction, num_bytes)
@@ -210,7 +214,7 @@ class Preflight:
 
 
 class _Call:
-    """What one check has used up."""
+    """Resources used by one check."""
 
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
@@ -221,6 +225,4 @@ class _Call:
 
 
 def _too_many(wait_s: float) -> TooManyChecks:
-    return TooManyChecks(
-        f"other sites are being checked just now: try again in {max(1.0, wait_s):.0f} s"
-    )
+    return TooManyChecks(f"other sites are being checked: try again in {max(1.0, wait_s):.0f} s")

@@ -1,4 +1,4 @@
-"""Is a request one this run can take? Form, version, membership, session."""
+"""Validation of requests: form, version, membership, session."""
 
 import hmac
 import re
@@ -30,7 +30,7 @@ MAX_SAMPLES = 1 << 31
 MAX_TEXT = 200
 MAX_CLASSES = 10_000
 MAX_ENCODINGS = 64
-MAX_NUMBER = 1e30  # of what a client reports of itself: sums of many stay finite
+MAX_NUMBER = 1e30  # bound for numbers that a client reports, so that sums stay finite
 MUST_READ = {
     transfer_pb2.ENCODING_BITMASK_ZSTD,
     transfer_pb2.ENCODING_VALUES_ONLY,
@@ -45,10 +45,10 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def check_join(
     request: pb.JoinRequest, state: RunState, *, alive: bool, name_proven: bool = False
 ) -> ClientId:
-    """Return the client's id; raise the refusal if it may not enter.
+    """Return the client's id; raise a refusal if it may not join.
 
-    `alive`: the name's present client was heard of lately. `name_proven`: the connection's
-    certificate carries the name.
+    `alive`: the current client of that name was heard from recently. `name_proven`: its
+    connection's certificate carries the name.
     """
     if request.protocol_version > PROTOCOL_VERSION:
         raise VersionUnsupported(request.protocol_version, PROTOCOL_VERSION)
@@ -85,18 +85,18 @@ def check_join(
         raise InvalidRequest("the id admin is the operator's: choose another with --client-id")
     if member is None and _is_full(state) and not state.finished:
         raise RunFull(
-            f"this run is reproducible with {state.settings.clients} clients, and all have joined"
+            f"this reproducible run has {state.settings.clients} clients, and all have joined"
         )
     return client
 
 
 def _owns(token: bytes, member: Member) -> bool:
-    """Return whether a name is this token's, or no token's: an operator readmitted it."""
+    """Return True if this token owns the name, or no token does (after a readmission)."""
     return not member.token or hmac.compare_digest(token.hex(), member.token)
 
 
 def _is_full(state: RunState) -> bool:
-    """Tell whether a reproducible run has all its clients: for good, once it has begun."""
+    """Return True if a reproducible run has all its clients; permanent once it has begun."""
     if not state.settings.reproducible:
         return False
     here = [m for m in state.members.values() if not m.left and m.client not in state.removed]
@@ -124,7 +124,9 @@ def check_num_samples(client: ClientId, num_samples: int) -> None:
 def check_not_removed(client: ClientId, state: RunState) -> None:
     """Raise Removed if an operator removed the site."""
     if client in state.removed:
-        raise Removed(f"{client} was removed from this run by its operator: ask there why")
+        raise Removed(
+            f"{client} was removed from this run by its operator: ask the operator for the reason"
+        )
 
 
 def taken(client: ClientId) -> ClientIdTaken:
@@ -166,7 +168,7 @@ def check_manifest(request: pb.JoinRequest, state: RunState, manifest: Manifest 
 def check_caller(
     caller: pb.Caller, state: RunState, numbers: SessionNumbers, *, may_have_left: bool = False
 ) -> Member:
-    """Return the member that calls; raise the refusal that says how to get in again."""
+    """Return the calling member, or raise a refusal that says how to rejoin."""
     if caller.run_id != state.run_id:
         raise UnknownClient(
             f"this is run {state.run_id}, not {caller.run_id[:MAX_TEXT]!r}: join it"
@@ -192,19 +194,23 @@ def session_ended(member: Member) -> SessionEnded:
 def check_report(
     work_s: float, *numbers: float, evaluations: Sequence[update_pb2.Evaluation] = ()
 ) -> None:
-    """Raise InvalidRequest unless what a client reports of itself can be true."""
+    """Raise InvalidRequest unless the numbers that a client reports are plausible."""
     if not 0 <= work_s <= MAX_NUMBER:
         raise InvalidRequest(f"the work cannot have taken {work_s:g} s")
     for tested in evaluations:
         if tested.correct > tested.total:
             raise InvalidRequest(f"{tested.correct} of {tested.total} samples cannot be correct")
         if len(tested.metric_sums) > MAX_METRICS:
-            raise InvalidRequest(f"{len(tested.metric_sums)} metrics; {MAX_METRICS} are the most")
+            raise InvalidRequest(
+                f"{len(tested.metric_sums)} metrics; at most {MAX_METRICS} are allowed"
+            )
         for name in tested.metric_sums:
             if not _METRIC.fullmatch(name):
                 raise InvalidRequest(f"a metric cannot be called {name[:MAX_TEXT]!r}")
         if tested.total > MAX_SAMPLES:
-            raise InvalidRequest(f"tested on {tested.total} samples; {MAX_SAMPLES} are the most")
+            raise InvalidRequest(
+                f"tested on {tested.total} samples; at most {MAX_SAMPLES} are allowed"
+            )
         numbers += (tested.loss_sum, *tested.metric_sums.values())
     if not all(abs(number) <= MAX_NUMBER for number in numbers):  # NaN is not
         raise InvalidRequest(f"losses, metrics, errors and times must lie within ±{MAX_NUMBER:g}")

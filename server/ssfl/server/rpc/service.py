@@ -1,4 +1,4 @@
-"""RPC <-> events: check, post to the run, answer. The decisions are in run.py."""
+"""RPC <-> events: check, post to the run, answer. Decisions are made in run/."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ HEARTBEAT_S = 15.0
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """The service every client talks to."""
+    """The service that clients call."""
 
     def __init__(
         self,
@@ -63,7 +63,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         run = self._run
         before = run.state.members.get(ClientId(request.client_id))
-        if before:  # of an earlier process of ours: alive until it has had time to show
+        if (
+            before
+        ):  # known from before our restart: treat as alive until it has had time to reconnect
             self._context.presence.get(before.client, self._clock())
         alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
         proven = self._context.names_proven
@@ -232,7 +234,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return numbers.number(state.run_id, client, member.session)
 
     async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
-        """Return the client's task, after making what it needs; None: it is to wait."""
+        """Return the client's task after encoding its payloads; None if the client must wait."""
         run = self._run
         while True:
             state, model = run.state, run.model
@@ -245,7 +247,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if model:
                 broadcast = await self._context.broadcast(member.client, work, model)
                 if run.model is not model or run.state is not state:
-                    continue  # they moved on meanwhile
+                    continue  # state or model changed during the await
             reader = reader_of(state.members[member.client], peer, self._reference_coding)
             try:
                 slots = self.uploads.num_slots
@@ -259,7 +261,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _send(
         self, ready: Ready, request: pb.NextTaskRequest, member: Member
     ) -> AsyncIterator[pb.NextTaskResponse | bytes]:
-        """Yield the task, then its payloads from the offset the client asked for, serialized."""
+        """Yield the serialized task, then its payloads from the requested offset."""
         table, ledger, clock = self._context.presence, self._context.ledger, self._clock
         task = pb.Task()
         task.CopyFrom(ready.task)
@@ -273,7 +275,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         elif task.offset:
             self._counters.resumes[Direction.DOWN] += 1
         elif task.step:
-            presence.asked_s = clock()  # it begins anew: what was before is no sending
+            presence.asked_s = (
+                clock()
+            )  # restarted from byte 0: do not count the earlier attempt as send time
             self._counters.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)

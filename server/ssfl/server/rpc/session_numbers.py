@@ -58,7 +58,7 @@ class SessionNumbers:
         return _LEADING | int.from_bytes(digest[:8]) >> 2
 
     def is_signed(self, number: int, run_id: str, client: ClientId, count: int) -> bool:
-        """Return whether a number from the wire stands for this session."""
+        """Return True if a number from the wire stands for this session."""
         expected = self.number(run_id, client, count)
         return hmac.compare_digest(number.to_bytes(8), expected.to_bytes(8))
 
@@ -71,6 +71,6 @@ class SessionNumbers:
         self._replaced.pop(client, None)
 
     def was_replaced(self, number: int, run_id: str, client: ClientId) -> bool:
-        """Return whether a number stands for a remembered session."""
+        """Return True if a number stands for a remembered session."""
         counts = self._replaced.get(client, ())
         return any(self.is_signed(number, run_id, client, count) for count in counts)

@@ -1,4 +1,4 @@
-"""Exception -> gRPC status: the one table."""
+"""The table of exceptions and their gRPC status codes."""
 
 import grpc
 
@@ -9,7 +9,7 @@ from ssfl.server.loop.refusals import OUTLIER, REASONS
 
 STATUS: dict[type[Exception], grpc.StatusCode] = {
     CodecError: grpc.StatusCode.INVALID_ARGUMENT,  # resending the same bytes cannot help
-    ChecksumMismatch: grpc.StatusCode.DATA_LOSS,  # damaged on the way: send again
+    ChecksumMismatch: grpc.StatusCode.DATA_LOSS,  # damaged in transit: send again
     DigestMismatch: grpc.StatusCode.DATA_LOSS,
     ManifestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -21,7 +21,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
     errors.DiskFull: grpc.StatusCode.UNAVAILABLE,
     errors.TooManySamples: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.TooManyJoins: grpc.StatusCode.RESOURCE_EXHAUSTED,  # back off, then again
+    errors.TooManyJoins: grpc.StatusCode.RESOURCE_EXHAUSTED,  # back off, then retry
     errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TooManyChecks: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
@@ -31,7 +31,7 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.StaleBase: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UpdateConflict: grpc.StatusCode.ALREADY_EXISTS,
     errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.SlotYielded: grpc.StatusCode.UNAVAILABLE,  # again, at once
+    errors.SlotYielded: grpc.StatusCode.UNAVAILABLE,  # retry at once
     errors.RunOver: grpc.StatusCode.FAILED_PRECONDITION,
     errors.IsPaused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NoMask: grpc.StatusCode.FAILED_PRECONDITION,
@@ -41,14 +41,14 @@ STATUS: dict[type[Exception], grpc.StatusCode] = {
 
 
 def all_reasons() -> list[str]:
-    """Return every word that `reason_of` knows, and that of scores that did not count."""
+    """Return every reason that `reason_of` can return, and the one for outlier scores."""
     found = {"internal", OUTLIER, *REASONS.values()}
     kinds = [errors.Refusal]
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
         found.add(kind.reason)
-    return sorted(found - {errors.Refusal.reason})  # the base's is never given
+    return sorted(found - {errors.Refusal.reason})  # the base class is never raised
 
 
 def status_of(error: Exception) -> grpc.StatusCode:

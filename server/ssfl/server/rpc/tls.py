@@ -1,8 +1,7 @@
-"""The coordinator's end of TLS: credentials for its ports, which follow the files on the disk.
+"""TLS credentials of the coordinator's ports, reloaded when their files change.
 
-The files are looked at again with every new connection: certificates that were renewed are used
-from the next connection on, without a restart. Files that will not do are told about, and the old
-ones go on.
+The files are checked at every new connection, so renewed certificates are used from the next
+connection without a restart. Invalid files are logged, and the old certificates stay in use.
 """
 
 import logging
@@ -27,14 +26,14 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a coordinator asks of whoever connects."""
+    """The credentials that a coordinator requires of its callers."""
 
     certificates: "Certificates | None" = None
     token: str = ""
 
     @property
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials for one port; None: without TLS."""
+        """Credentials for one port; None without TLS."""
         return self.certificates.server_credentials() if self.certificates else None
 
     @property
@@ -50,7 +49,7 @@ def read_security(config: CoordinatorConfig) -> Security:
 
 
 class Certificates:
-    """The newest certificates on the disk that can be used."""
+    """The newest valid certificates on disk."""
 
     def __init__(
         self, files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -58,7 +57,7 @@ class Certificates:
         """Read the files; raise ProgramError(USAGE) that says what is wrong with them."""
         self._files = files
         self._now = now
-        self._lock = threading.Lock()  # gRPC asks from threads of its own, for either port
+        self._lock = threading.Lock()  # gRPC calls from its own threads, for either port
         self._stamp = self._look()
         self._pair, self._authorities = self._load()
         self._version = 1
@@ -67,16 +66,16 @@ class Certificates:
 
     @property
     def mutual(self) -> bool:
-        """Whether clients must show a certificate."""
+        """True if clients must present a certificate."""
         return self._files.authorities is not None
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for one port, which follow the files."""
+        """Return credentials for one port that follow the files."""
         served = self._version
         configuration = self._configuration()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Called by gRPC with every handshake; None: nothing has changed."""
+            """Called by gRPC at every handshake; None means no change."""
             nonlocal served
             with self._lock:
                 self._follow()
@@ -108,7 +107,7 @@ class Certificates:
             try:
                 self._pair, self._authorities = self._load()
             except ProgramError as error:
-                log.warning("the new TLS files will not do, the old ones go on: %s", error)
+                log.warning("the new TLS files cannot be used, the old ones stay in use: %s", error)
             else:
                 self._version += 1
                 self._warned = None

@@ -1,6 +1,7 @@
-"""The model as each client sees it: the run's model or, where masks are personal, its part of it.
+"""The model as each client sees it: the run's model or, with personal masks, the client's part.
 
-Downloads are made from it, and it is the base that an update must name and is decoded against.
+Downloads are encoded from this model. It is also the base that an update names and is decoded
+against.
 """
 
 import asyncio
@@ -13,12 +14,12 @@ from ssfl.method.strategies.contract import ClientId, Work
 
 
 class ClientModels:
-    """Views of the newest model; any thread may ask."""
+    """Views of the newest model. Safe to call from any thread."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._strategy = strategy_for(settings)
         self.one_for_all = not isinstance(self._strategy, OwnMasks)
-        # Of clients with a mask of their own: the run's model, and what the client sees of it.
+        # For clients with a personal mask: the run's model, and the client's view of it.
         self._own: dict[ClientId, tuple[ModelState, ModelState]] = {}
         self._lock = threading.Lock()
 
@@ -29,7 +30,7 @@ class ClientModels:
         return await asyncio.to_thread(self.seen_by, client, Work.TRAIN, model)
 
     def seen_by(self, client: ClientId, work: Work, model: ModelState) -> ModelState:
-        """Return the model for a client's task; a mask of its own takes a while to make."""
+        """Return the model for a client's task. Slow for a new personal mask."""
         if self.one_for_all or work is not Work.TRAIN:
             return model
         with self._lock:

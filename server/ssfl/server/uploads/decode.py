@@ -14,19 +14,19 @@ from ssfl.server.uploads.encoding_choice import LOSSY
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
-Sizes = Mapping[pb.Encoding, tuple[int, int]]  # least and most bytes of what is allowed
+Sizes = Mapping[pb.Encoding, tuple[int, int]]  # smallest and largest payload
 DIGEST_BYTES = 32
 
 
 def check_payload(payload: pb.Payload, allowed: Sizes) -> None:
-    """Raise InvalidRequest unless the payload is announced as it must be."""
+    """Raise InvalidRequest unless the announced encoding, size and digest are allowed."""
     if payload.encoding not in allowed:
         names = " or ".join(pb.Encoding.Name(one) for one in allowed)
-        raise InvalidRequest(f"encoding {payload.encoding} where {names} is expected")
+        raise InvalidRequest(f"encoding {payload.encoding} is not allowed; expected {names}")
     least, most = allowed[payload.encoding]
     if not least <= payload.num_bytes <= most:
         expected = str(most) if least == most else f"at most {most}"
-        raise InvalidRequest(f"{payload.num_bytes} bytes announced where {expected} are expected")
+        raise InvalidRequest(f"{payload.num_bytes} bytes announced; expected {expected}")
     if len(payload.digest) != DIGEST_BYTES:
         raise InvalidRequest(f"a digest has {DIGEST_BYTES} bytes, not {len(payload.digest)}")
 
@@ -34,7 +34,7 @@ def check_payload(payload: pb.Payload, allowed: Sizes) -> None:
 def check_update(
     payload: pb.Payload, count: int, base_digest: bytes, settings: RunSettings
 ) -> None:
-    """Raise a refusal unless an update of `count` values may be sent like this."""
+    """Raise a refusal unless `payload` is valid for an update of `count` values."""
     fixed = values_only.encoded_bytes(count)
     allowed = {pb.ENCODING_VALUES_ONLY: (fixed, fixed)}
     for encoding, code in _codes(settings).items():
@@ -45,7 +45,7 @@ def check_update(
 
 
 def check_scores(payload: pb.Payload, count: int, settings: RunSettings) -> None:
-    """Raise InvalidRequest unless `count` scores may be sent like this."""
+    """Raise InvalidRequest unless `payload` is valid for `count` scores."""
     fixed = values_only.encoded_bytes(count)
     allowed = {pb.ENCODING_DENSE: (fixed, fixed)}
     if settings.scores == "compact":
@@ -56,7 +56,7 @@ def check_scores(payload: pb.Payload, count: int, settings: RunSettings) -> None
 def update_blocks(
     data: memoryview, payload: pb.Payload, base: Vector, settings: RunSettings
 ) -> Iterator[tuple[int, Vector]]:
-    """Yield the values of an update, block by block, each with its place."""
+    """Yield the values of an update in blocks, each with its offset."""
     if payload.encoding == pb.ENCODING_VALUES_ONLY:
         yield 0, values_only.decode(data, base.size)
         return
@@ -66,7 +66,7 @@ def update_blocks(
 
 
 def score_blocks(data: memoryview, payload: pb.Payload, count: int) -> Iterator[tuple[int, Vector]]:
-    """Yield the scores of a report, block by block, each with its place."""
+    """Yield the scores of a report in blocks, each with its offset."""
     if payload.encoding == pb.ENCODING_DENSE:
         yield 0, values_only.decode(data, count)
         return

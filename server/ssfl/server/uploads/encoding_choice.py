@@ -1,7 +1,7 @@
-"""Which encodings a client gets: what it can read, and whether its link is worth the work.
+"""Choice of encodings for a client, by what it can read and by its link.
 
-Coding values against a reference saves a quarter of the bytes for some CPU. That pays on every
-link that is not this machine's own, so `auto` codes for all clients but those on loopback.
+Coding values against a reference saves a quarter of the bytes and costs some CPU. That pays on
+every link except loopback, so `auto` codes for all other clients.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ LOSSY = {
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A client as a receiver and sender of encodings."""
+    """The encodings that a client can read and send."""
 
-    encodings: frozenset[int]  # all that it listed in Join
-    coded: bool = False  # values are coded against a reference on its link
+    encodings: frozenset[int]  # as listed in Join
+    coded: bool = False  # code values against a reference on this link
 
     def reads(self, encoding: transfer_pb2.Encoding) -> bool:
         return encoding in self.encodings
 
     @property
     def knows_references(self) -> bool:
-        """Tell whether a payload may be coded against something the client holds."""
+        """True if payloads may be coded against a reference that the client holds."""
         return self.reads(transfer_pb2.ENCODING_REFERENCE)
 
     def update_encoding(self, settings: RunSettings) -> transfer_pb2.Encoding:
-        """Return how the client is to encode its updates."""
+        """Return the encoding that the client must use for its updates."""
         lossy = LOSSY.get(settings.value_type)
         if lossy is not None and self.reads(lossy):
             return lossy
@@ -46,22 +46,22 @@ class Reader:
         return transfer_pb2.ENCODING_VALUES_ONLY
 
     def encoding_name(self, settings: RunSettings) -> str:
-        """Return how values travel on this link, in a word."""
+        """Return the name of the encoding of values on this link."""
         return encoding_word(self.update_encoding(settings))
 
 
 def reader_of(member: Member, peer: str, reference_coding: str) -> Reader:
-    """Return what a client reads, over the connection whose other end gRPC calls `peer`."""
+    """Return the encodings of a client that is connected from the gRPC address `peer`."""
     return Reader(frozenset(member.encodings), is_coded(peer, reference_coding))
 
 
 def is_coded(peer: str, reference_coding: str) -> bool:
-    """Tell whether values are coded against a reference on a connection."""
+    """Return True if values are coded against a reference on a connection."""
     return reference_coding == "on" or (reference_coding == "auto" and not is_loopback(peer))
 
 
 def is_loopback(peer: str) -> bool:
-    """Tell whether a connection stays on this machine.
+    """Return True if a connection stays on this machine.
 
     >>> is_loopback("ipv4:127.0.0.1:43210"), is_loopback("ipv6:%5B::1%5D:43210")
     (True, True)
@@ -70,5 +70,5 @@ def is_loopback(peer: str) -> bool:
     """
     if peer.startswith("unix"):
         return True
-    place = place_of(peer)  # None, something new: code, which is never wrong
+    place = place_of(peer)  # None: an unknown kind of address; coding is always correct
     return place is not None and ip_address(place[0]).is_loopback

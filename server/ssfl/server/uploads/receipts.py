@@ -1,4 +1,4 @@
-"""The run's reply to an upload, as it travels."""
+"""The run's reply to an upload as a protocol message."""
 
 from ssfl.server.errors import UpdateConflict
 from ssfl.server.run.events import Reply
@@ -19,5 +19,5 @@ def outcome_of(reply: Reply) -> transfer_pb2.Outcome:
 
 
 def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
-    """Return the last answer to an upload."""
+    """Return the receipt that ends an upload."""
     return transfer_pb2.Receipt(outcome=outcome_of(reply))

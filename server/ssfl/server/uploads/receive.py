@@ -1,11 +1,11 @@
 """Receiving an upload: header, grant, chunks into the spool, verification, receipt.
 
-The same for initial models, scores and updates. At most `slots` uploads hold a grant at once,
-so memory in flight is bounded whatever the number of clients (slots.py). A half upload stays in
-the spool and is resumed; nothing of it reaches a sum.
+Used for initial models, scores and updates. At most `slots` uploads hold a grant at once, so
+memory in flight does not depend on the number of clients (slots.py). A partial upload stays in the
+spool until it is resumed and never reaches a sum.
 
-Progress is bytes, not messages: in every `no_progress_s` at least MIN_PROGRESS of them must
-arrive, or the rest of the payload, else the upload is given up.
+Progress is measured in bytes, not in messages. An upload is ended unless MIN_PROGRESS bytes, or the
+rest of the payload, arrive in every `no_progress_s`.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0
 MIN_PROGRESS = 16 << 10  # bytes in no_progress_s
-LOOKS = 16  # at the queue, in no_progress_s, while no chunk comes
+LOOKS = 16  # checks of the queue per no_progress_s while no chunk arrives
 
 
 class UploadRequest(Protocol):
@@ -45,7 +45,7 @@ class UploadRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one upload carried, from its grant to its last byte: a measure of the link."""
+    """Bytes and duration of one upload, from its grant to its last byte."""
 
     num_bytes: int
     seconds: float
@@ -62,7 +62,7 @@ class Upload(Protocol):
     def payload(self) -> pb.Payload: ...
     @property
     def phase(self) -> str:
-        """The phase that its bytes have in the ledger."""
+        """The ledger phase of its bytes."""
         ...
 
     def receipt_if_unwanted(self) -> pb.Receipt | None:
@@ -83,13 +83,13 @@ class Upload(Protocol):
 
 
 class UnheardRefusals(Protocol):
-    """Where refusals are counted that the sender did not wait for."""
+    """Counter of refusals that the sender did not wait for."""
 
     def count_error(self, client: str, error: Exception) -> None: ...
 
 
 class UploadReceiver:
-    """All uploads under way."""
+    """Receives all uploads of a run."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class UploadReceiver:
         clock: Callable[[], float] = time.monotonic,
         disk_space: DiskSpaceWaiter | None = None,
     ) -> None:
-        """`disk_space` records uploads that did not fit on the disk, for the status."""
+        """`disk_space` records uploads that did not fit on the disk, for the status report."""
         self.num_slots = slots
         self._disk_space = disk_space or DiskSpaceWaiter()
         self._disk = Disk("--state-dir", spool.root.parent)
@@ -113,12 +113,12 @@ class UploadReceiver:
         self._ledger = ledger
         self._no_progress_s = no_progress_s
         self.slots = UploadSlots(slots, no_progress_s, clock)
-        self._writing: dict[ClientId, asyncio.Lock] = {}  # one call at a time touches the file
-        self._finishing: dict[ClientId, asyncio.Future[pb.Receipt]] = {}  # one of each client
+        self._writing: dict[ClientId, asyncio.Lock] = {}  # serializes access to a client's file
+        self._finishing: dict[ClientId, asyncio.Future[pb.Receipt]] = {}  # at most one per client
 
     @property
     def in_flight(self) -> int:
-        """How many uploads hold a grant."""
+        """The number of uploads that hold a grant."""
         return self.slots.held
 
     async def receive(
@@ -127,7 +127,7 @@ class UploadReceiver:
         requests: AsyncIterator[UploadRequest],
         respond: Callable[..., Any],
     ) -> AsyncIterator[Any]:
-        """Yield the answers to one upload; `respond` makes a message of each."""
+        """Yield the answers to one upload; `respond` builds the message of each."""
         slot = self.slots.enter(upload.client)
         every_s = min(QUEUED_EVERY_S, self._no_progress_s / 4)
         try:
@@ -142,7 +142,7 @@ class UploadReceiver:
                 yield respond(receipt=receipt)
                 return
             writing = self._writing.setdefault(upload.client, asyncio.Lock())
-            async with writing:  # a chunk that an earlier call is still writing counts
+            async with writing:  # include a chunk that an earlier call is still writing
                 part = await asyncio.to_thread(
                     self._spool.part, upload.step, upload.client, upload.payload.digest
                 )
@@ -161,14 +161,18 @@ class UploadReceiver:
             except OSError:
                 raise
             except Exception:
-                part.drop()  # an upload that is not sound is not resumed
+                part.drop()  # an invalid upload is not resumed
                 raise
             self._disk_space.accept()
             yield respond(receipt=receipt)
-        except FileNotFoundError:  # its spool is gone: the step ended, or another upload was first
+        except (
+            FileNotFoundError
+        ):  # its spool is gone: the step ended, or another upload committed first
             unwanted = upload.receipt_if_unwanted()
             if unwanted is None:
-                raise NoProgress("the upload was disturbed by another one: send it again") from None
+                raise NoProgress(
+                    "another upload of this client replaced this one: send it again"
+                ) from None
             yield respond(receipt=unwanted)
         except OSError:
             with self.refused_if_full():
@@ -178,9 +182,9 @@ class UploadReceiver:
             self.slots.leave(slot)
 
     async def _finish(self, upload: Upload, part: PartialUpload) -> pb.Receipt:
-        """Verify and commit a whole upload, also if the connection breaks now."""
+        """Verify and commit a complete upload, even if the connection breaks now."""
         if earlier := self._finishing.get(upload.client):
-            await asyncio.wait({earlier})  # of a call that was cut off: one at a time
+            await asyncio.wait({earlier})  # wait for the upload of a call that was cut off
             if receipt := upload.receipt_if_unwanted():
                 return receipt
         finishing = asyncio.ensure_future(_verify_and_commit(upload, part))
@@ -196,7 +200,7 @@ class UploadReceiver:
         if self._finishing.get(client) is finishing:
             del self._finishing[client]
         if not finishing.cancelled():
-            finishing.exception()  # the sender gets it, if it is still there
+            finishing.exception()  # sent to the client if it is still connected
 
     def _unheard(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
         error = None if finishing.cancelled() else finishing.exception()
@@ -205,7 +209,7 @@ class UploadReceiver:
 
     @contextmanager
     def refused_if_full(self) -> Iterator[None]:
-        """Raise DiskFull for an error that means that there is no room, and note it."""
+        """Raise DiskFull if an error means that the disk is full, and record it."""
         try:
             with refused_if_full():
                 yield
@@ -223,7 +227,7 @@ class UploadReceiver:
         slot: UploadSlot,
     ) -> None:
         first_chunk = True
-        since_s, since_byte = self._clock(), receiver.offset  # when progress was last made
+        since_s, since_byte = self._clock(), receiver.offset  # time of the last progress
         while not receiver.complete:
             request = await self._next(requests, slot, since_s, receiver)
             if request.WhichOneof("part") != "chunk":
@@ -232,12 +236,12 @@ class UploadReceiver:
             async with self._writing[upload.client]:
                 slot.check()
                 if first_chunk and chunk.offset == 0 and receiver.offset:
-                    # The client did not wait for the grant and sends from the start.
+                    # The client did not wait for the grant and sends from byte 0.
                     part.restart()
                     receiver.offset = since_byte = 0
                 first_chunk = False
                 receiver.check(chunk.offset, chunk.data, chunk.crc32)
-                self._ledger.count(  # before it is written: the call may be cut off meanwhile
+                self._ledger.count(  # before the write: the call may be cut off during it
                     upload.phase, Direction.UP, request.ByteSize(), len(chunk.data),
                     client=upload.client, encoding=encoding_word(upload.payload.encoding),
                 )  # fmt: skip
@@ -255,7 +259,7 @@ class UploadReceiver:
         since_s: float,
         receiver: Receiver,
     ) -> UploadRequest:
-        """Return the next message; raise if it is too late, or if the upload has to make room."""
+        """Return the next message; raise if it is late or if the slot must be yielded."""
         coming = asyncio.ensure_future(anext(requests))
         try:
             while True:
@@ -263,7 +267,7 @@ class UploadReceiver:
                 if left_s <= 0:
                     raise NoProgress(
                         f"fewer than {MIN_PROGRESS} bytes of the upload in "
-                        f"{self._no_progress_s:g} s: send it again, it goes on at byte "
+                        f"{self._no_progress_s:g} s: send it again; it resumes at byte "
                         f"{receiver.offset}"
                     )
                 await asyncio.wait(
@@ -277,7 +281,7 @@ class UploadReceiver:
         except StopAsyncIteration:
             raise TruncatedPayload(receiver.num_bytes, receiver.offset) from None
         finally:
-            if not coming.done():  # the stream can be closed only when nobody reads it any more
+            if not coming.done():  # a stream can be closed only when no read is pending
                 coming.cancel()
                 await asyncio.wait({coming})
             if not coming.cancelled():
@@ -290,7 +294,7 @@ async def _verify_and_commit(upload: Upload, part: PartialUpload) -> pb.Receipt:
 
 
 async def _written(part: PartialUpload, data: bytes) -> None:
-    """Append a chunk; if the call is cut off, end only when the chunk is in the file."""
+    """Append a chunk; if the call is cut off, return only after the chunk is in the file."""
     writing = asyncio.ensure_future(asyncio.to_thread(part.append, data))
     try:
         await asyncio.shield(writing)

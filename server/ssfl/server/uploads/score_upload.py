@@ -41,9 +41,9 @@ class ScoreUpload(StepUpload):
         if step is None or model is None:
             return services.late_receipt(header.step, member, header.scores)
         if header.manifest_digest != model.manifest.digest:
-            raise StaleBase("the scores are of another model: join again")
+            raise StaleBase("the scores are for another model: join again")
         if header.initial_digest != await asyncio.to_thread(_whole_digest, model):
-            raise StaleBase("the scores are of other weights: ask for the task again")
+            raise StaleBase("the scores are for other weights: ask for the task again")
         check_scores(header.scores, model.manifest.num_masked, services.run.state.settings)
         upload = cls(services, member, step, header, model)
         return upload.receipt_if_unwanted() or upload

@@ -1,12 +1,11 @@
-"""Upload slots: a few uploads at once, one per client, in turn.
+"""Upload slots: a bounded number of concurrent uploads, one per client, in turn.
 
-An upload queues for a slot and has it for as long as it makes progress. Slots are lent, not
-owned: while others queue, an upload that has had its slot for `lent_s` gives it back at its next
-chunk, or a quarter of `lent_s` later if none comes, and queues again behind them. So nobody waits
-longer than about one `lent_s` for each round of the queue, whatever the others do; and a link
-that is merely slow gets on by at least one chunk in every turn.
+An upload queues for a slot and holds it while it makes progress. If other uploads are queued, an
+upload that has held its slot for `lent_s` yields it at its next chunk, or a quarter of `lent_s`
+later if no chunk arrives, and queues again behind them. So an upload waits at most about one
+`lent_s` per round of the queue, and a slow link transfers at least one chunk in every turn.
 
-Of one client, the newest upload wins, queued or not: the older one ends.
+A newer upload of the same client ends the older one, whether that is queued or granted.
 """
 
 import asyncio
@@ -15,11 +14,11 @@ from collections.abc import AsyncGenerator, Callable
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import SessionEnded, SlotYielded
 
-GRACE = 0.25  # of lent_s: for the chunk that is on its way
+GRACE = 0.25  # of lent_s, for the chunk in transit
 
 
 class UploadSlot:
-    """The place of one upload, from its header to its end: queued, then granted."""
+    """The slot of one upload from its header to its end: queued, then granted."""
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
@@ -27,13 +26,13 @@ class UploadSlot:
         self.replaced = asyncio.get_running_loop().create_future()
 
     def check(self) -> None:
-        """Raise SessionEnded if a newer upload of the client has come."""
+        """Raise SessionEnded if the client has started a newer upload."""
         if self.replaced.done():
             raise SessionEnded("a newer upload of this client has replaced this one")
 
 
 class UploadSlots:
-    """All slots, and the uploads that queue for one."""
+    """All slots, and the uploads queued for them."""
 
     def __init__(self, slots: int, lent_s: float, clock: Callable[[], float]) -> None:
         self._free = asyncio.Semaphore(slots)
@@ -41,10 +40,10 @@ class UploadSlots:
         self._clock = clock
         self._newest: dict[ClientId, UploadSlot] = {}
         self.queued = 0
-        self.held = 0  # slots that are lent now
+        self.held = 0  # slots in use
 
     def enter(self, client: ClientId) -> UploadSlot:
-        """Begin an upload of a client; an older one ends."""
+        """Begin an upload of a client; end its older upload."""
         older, slot = self._newest.get(client), UploadSlot(client)
         if older is not None and not older.replaced.done():
             older.replaced.set_result(None)
@@ -52,12 +51,12 @@ class UploadSlots:
         return slot
 
     def leave(self, slot: UploadSlot) -> None:
-        """Forget an upload that is over."""
+        """Remove an upload that has ended."""
         if self._newest.get(slot.client) is slot:
             del self._newest[slot.client]
 
     async def granted(self, slot: UploadSlot, every_s: float) -> AsyncGenerator[int, None]:
-        """Wait for a slot; yield how many are ahead every so often. Then the slot is taken."""
+        """Wait for a slot and take it; yield the number of uploads ahead every `every_s`."""
         self.queued += 1
         waiting = asyncio.ensure_future(self._free.acquire())
         try:
@@ -81,16 +80,16 @@ class UploadSlots:
         self.held += 1
 
     def give_back(self) -> None:
-        """Let the next one have the slot."""
+        """Grant the slot to the next upload in the queue."""
         self.held -= 1
         self._free.release()
 
     def check(self, slot: UploadSlot, *, between_chunks: bool) -> None:
-        """Raise SessionEnded or SlotYielded if the upload has to make room."""
+        """Raise SessionEnded or SlotYielded if the upload must give up its slot."""
         slot.check()
         lent_s = self._lent_s * (1 if between_chunks else 1 + GRACE)
         if self.queued and self._clock() - slot.granted_s >= lent_s:
             raise SlotYielded(
-                f"others wait, and this upload has had its slot for {self._lent_s:g} s: ask for "
-                "it again, what has arrived is kept"
+                f"other uploads wait, and this one has held a slot for {self._lent_s:g} s: ask for "
+                "it again; the bytes that arrived are kept"
             )

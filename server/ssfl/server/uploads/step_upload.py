@@ -1,4 +1,4 @@
-"""An upload to a step of the run: what scores and updates have in common."""
+"""An upload to a step of the run: the common part of scores and updates."""
 
 import asyncio
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Run(Protocol):
 
 
 class TaskTimes(Protocol):
-    """Where it is known when a client was sent its task: the presence table."""
+    """Times at which clients were sent their tasks: the presence table."""
 
     def task_times(
         self, client: ClientId, step: int, began_s: float, now_s: float
@@ -63,7 +63,7 @@ class UploadServices:
     def late_receipt(
         self, step: int, member: Member, payload: transfer_pb2.Payload
     ) -> transfer_pb2.Receipt:
-        """Return the receipt for an upload to a step that is over; it may have counted before."""
+        """Return the receipt for an upload to a step that has ended; it may have counted before."""
         reply = late_reply(self.run.state, step, member.client, payload.digest.hex())
         if reply is Reply.STEP_CLOSED:
             self.counters.late += 1
@@ -76,7 +76,7 @@ def open_step(state: RunState, number: int, work: Work, member: Member) -> Step 
     if step is None or step.number != number or step.work is not work:
         return None
     if member.client not in step.cohort:
-        raise InvalidRequest(f"{member.client} was not asked in this step")
+        raise InvalidRequest(f"{member.client} has no task in this step")
     if step.closed is not None and member.client not in step.uploads:
         return None
     return step
@@ -95,7 +95,7 @@ class StepUpload:
         payload: transfer_pb2.Payload,
         report: dict[str, Any],
     ) -> None:
-        """`report` is what the header says about the client's work, for the history."""
+        """`report` is the header's account of the client's work, for the history."""
         self.client = member.client
         self.step = step.number
         self.payload = payload
@@ -135,7 +135,7 @@ class StepUpload:
         raise NotImplementedError
 
     async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
-        """Keep a verified upload and post it: both or, after a crash, neither counts."""
+        """Store a verified upload and post it. After a crash, both or neither count."""
         services = self._services
         await asyncio.to_thread(services.spool.keep, part, found.values)
         reply = await services.run.post(

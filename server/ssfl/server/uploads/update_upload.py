@@ -1,4 +1,4 @@
-"""The answer to TRAIN: the values of one client after its training."""
+"""The answer to TRAIN: the values of one client after training."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class UpdateUpload(StepUpload):
         header: update_pb2.SparseUpdate,
         base: ModelState,
     ) -> None:
-        """`base` is the model as the client was sent it."""
+        """`base` is the model that the client was sent."""
         super().__init__(services, member, step, header.values, _report(header))
         assert base.mask is not None and base.values is not None
         self._base = base.values
@@ -69,7 +69,7 @@ class UpdateUpload(StepUpload):
 
 
 def evaluation_of(message: update_pb2.Evaluation) -> dict[str, Any]:
-    """Return an evaluation as history keeps it."""
+    """Return an evaluation in the form of the history."""
     return {
         "correct": message.correct if message.HasField("correct") else None,
         "total": message.total,
@@ -104,7 +104,7 @@ def _check_base(header: update_pb2.SparseUpdate, base: ModelState) -> None:
 def _refuse_old_mask(
     header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt, mask_epoch: int
 ) -> None:
-    """Raise StaleMask for a late update that was made under an earlier mask and did not count."""
+    """Raise StaleMask for a late update under an earlier mask that did not count."""
     counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
     if not counted and header.mask_epoch < mask_epoch:
         raise StaleMask(

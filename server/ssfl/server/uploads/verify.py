@@ -1,7 +1,7 @@
-"""Verification: every value of an upload is checked before the first one is added to a sum.
+"""Verification: all values of an upload are checked before any of them is added to a sum.
 
-The values come block by block from an iterator, whatever their encoding. One pass checks, counts
-and hashes them and, where they were coded, writes the file that will be folded.
+An iterator yields the values in blocks, whatever their encoding. One pass checks, counts and
+hashes them. For coded uploads it also writes the file that will be folded.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ from ssfl.server.storage.upload_files import (
 
 @dataclass(frozen=True, slots=True)
 class VerifiedUpload:
-    """An upload that may be folded: it is what was announced, and every value is in bounds."""
+    """An upload that may be folded: its digest matches and every value is in bounds."""
 
-    values: StoredValues  # what is to be folded
+    values: StoredValues  # the file to fold
     digest: bytes  # SHA-256 of `values`
     num_values: int
     largest: float  # |value|, as sent
@@ -45,14 +45,14 @@ class BlockCheck(Protocol):
     def largest(self, start: int, block: Vector) -> float:
         """Return the largest |value| of a block; raise BadValues for a value that breaks the rule.
 
-        `start` is the place of the block's first value.
+        `start` is the offset of the block's first value.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCheck:
-    """Scores are finite and, unless they are `signed`, not negative."""
+    """Scores must be finite and, unless `signed`, not negative."""
 
     client: ClientId
     manifest: Manifest
@@ -73,7 +73,7 @@ class ScoreCheck:
 
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
-    """Values are finite and small enough to be summed exactly."""
+    """Values must be finite and small enough to be summed exactly."""
 
     client: ClientId
     manifest: Manifest
@@ -92,7 +92,7 @@ class ValueCheck:
         return float(size.max(initial=0.0))
 
     def _tensor(self, place: int) -> str:
-        """Return the tensor of the value at a place of the vector that travels."""
+        """Return the tensor of the value at an offset of the uploaded vector."""
         manifest, kept = self.manifest, self.mask.num_kept
         if place < kept:
             return manifest.tensor_at(int(np.flatnonzero(self.mask.bools())[place]))
@@ -107,11 +107,11 @@ def largest_of(blocks: Iterable[Block], check: BlockCheck) -> float:
 def verify_plain(
     part: PartialUpload, sent_digest: bytes, count: int, check: BlockCheck
 ) -> VerifiedUpload:
-    """Verify an upload whose bytes are its values; the file of the part is what will be folded."""
+    """Verify an upload whose bytes are its values; its own file will be folded."""
     try:
         found = _read_once(part.values, part.values.blocks(count), check)
     except BadValues:
-        part.check_digest(sent_digest)  # damaged on the way: the sender is not to blame
+        part.check_digest(sent_digest)  # damaged in transit: not the sender's fault
         raise
     if found.digest != sent_digest:
         raise DigestMismatch(sent_digest, found.digest)
@@ -121,7 +121,7 @@ def verify_plain(
 def verify_coded(
     part: PartialUpload, sent_digest: bytes, blocks: Iterable[Block], check: BlockCheck
 ) -> VerifiedUpload:
-    """Verify an upload whose `blocks` are decoded from its bytes; they are written as they come."""
+    """Verify an upload while decoding its `blocks`; write them to a file of values."""
     part.check_digest(sent_digest)
     with part.stage() as staged:
         return _read_once(staged.values, blocks, check, staged)
@@ -146,7 +146,7 @@ def _read_once(
 def clip_update(
     part: PartialUpload, found: VerifiedUpload, base: Vector, limit: float
 ) -> VerifiedUpload:
-    """Return an update whose change of the base is at most `limit` long (0: no limit)."""
+    """Return the update with its change of the base clipped to norm `limit` (0: no limit)."""
     if not limit:
         return found
     norm = norm_clip.change_norm(found.values.blocks(base.size), base)

@@ -1,8 +1,8 @@
-"""What a probe is told: is the coordinator alive, is it ready?
+"""Health probes: is the coordinator alive, and is it ready?
 
-*Alive* means that its event loop moves. *Ready* means that the state is loaded and calls are
-answered. What the run is doing is neither: a run that waits for clients, or is over, is healthy,
-and starting the coordinator again would help nobody.
+*Alive* means that its event loop runs. *Ready* means that the state is loaded and calls are
+answered. Neither depends on the run: a run that waits for clients or has ended is healthy, and a
+restart of the coordinator would not help.
 """
 
 import asyncio
@@ -12,31 +12,31 @@ from http import HTTPStatus
 from ssfl.program.monitor.web import Request, Response, Route, text_response
 
 BEAT_S = 1.0
-STILL_S = 60.0  # without a beat: the loop hangs
+STILL_S = 60.0  # without a heartbeat: the loop hangs
 
 
 class Health:
-    """Kept by the event loop, read by the threads that answer probes."""
+    """Written by the event loop, read by the threads that answer probes."""
 
     def __init__(self) -> None:
         self.ready = False
         self._beat_s = time.monotonic()
 
     async def beat(self) -> None:
-        """Show that the loop moves, until cancelled."""
+        """Record heartbeats of the event loop until cancelled."""
         while True:
             self._beat_s = time.monotonic()
             await asyncio.sleep(BEAT_S)
 
     def routes(self) -> dict[str, Route]:
-        """Return who answers /healthz and /readyz."""
+        """Return the routes /healthz and /readyz."""
         return {"/healthz": self._alive, "/readyz": self._ready}
 
     def _alive(self, _request: Request) -> Response:
         still_s = time.monotonic() - self._beat_s
         if still_s > STILL_S:
             return text_response(
-                f"the coordinator has stood still for {still_s:.0f} s",
+                f"the coordinator's event loop has not run for {still_s:.0f} s",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
         return text_response("alive")

@@ -1,9 +1,9 @@
-"""The HTTP ports of a coordinator, for those who watch: probes, metrics, the status page.
+"""The HTTP ports of a coordinator: health probes, metrics and the status page.
 
-The probes' port opens first, so that a coordinator that reads a large state is seen to be alive.
-On loopback all is plain HTTP. Beyond it metrics and page have the coordinator's certificate, and
-where sites must show theirs, whoever asks must be one of WATCHERS: a site is not to read about
-the others.
+The probe port opens first, so that probes succeed while the coordinator reads a large state. Ports
+on loopback use plain HTTP. On other addresses, metrics and the page use the coordinator's
+certificate. With mutual TLS, the certificate of the caller must be for one of WATCHERS, so that a
+site cannot read about other sites.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ WATCHERS = ("admin", "prometheus")
 
 
 class HttpPorts:
-    """Those of the ports that were asked for."""
+    """The configured HTTP ports."""
 
     def __init__(self, config: CoordinatorConfig) -> None:
         """Answer probes from now on; raise ProgramError(PORT_IN_USE) if the port is taken."""
@@ -39,7 +39,7 @@ class HttpPorts:
         """Show the run; raise ProgramError(PORT_IN_USE) if a port is taken."""
         config = self._config
         if config.metrics_port is not None:
-            from ssfl.program.monitor.metrics import metrics_route  # only where it is asked for
+            from ssfl.program.monitor.metrics import metrics_route  # loaded only if needed
             from ssfl.server.watch.metrics import RunCollector
 
             route = metrics_route(RunCollector(coordinator, uploads, config.out_dir))
@@ -54,7 +54,7 @@ class HttpPorts:
             self._open("status", routes, config.status_host, config.status_port)
 
     async def stop(self) -> None:
-        """Answer no longer."""
+        """Close all ports."""
         self._recent.end()
         for server in self._servers:
             await asyncio.to_thread(server.stop)

@@ -1,8 +1,7 @@
-"""What Prometheus may ask of a coordinator; program/series.py declares every series.
+"""Prometheus metrics of a coordinator; program/monitor/series.py declares every series.
 
-Nothing is counted twice: the values are read, when they are asked for, from the run's state, from
-the ledger, and from the counters of what happened since the process started. All three are values
-or are copied whole, so the thread that answers needs no lock.
+Values are read at scrape time from the run's state, the ledger and the counters of this process.
+All three are immutable or copied, so the answering thread needs no lock.
 """
 
 import shutil
@@ -29,7 +28,7 @@ from ssfl.server.uploads.receive import UploadReceiver
 GONE = ("left", "removed")
 AWAY = ("lost", *GONE)
 _DIGEST_CHARACTERS = 12
-# `rate` and `increase` do not see a series begin: what may come is there from the start, as 0.
+# `rate` and `increase` miss the first value of a new series, so possible series start at 0.
 _FROM_ZERO = {
     (direction.value, phase, encoding): 0
     for (phase, direction), encodings in CARRIED.items()
@@ -39,7 +38,7 @@ _REASONS = all_reasons()
 
 
 class RunCollector(Collector):
-    """The series of a run, as it stands."""
+    """The current series of a run."""
 
     def __init__(self, coordinator: Coordinator, uploads: UploadReceiver, out_dir: Path) -> None:
         self._out_dir = out_dir
@@ -151,7 +150,7 @@ class RunCollector(Collector):
         )
 
     def _shown(self, state: RunState, now_s: float) -> list[ClientId]:
-        """Return whose series are shown: all, or of very many those that may hold up the run."""
+        """Return the clients to show: all or, if there are many, those that may delay the run."""
         members = sorted(state.members)
         if len(members) <= series.CLIENTS_SHOWN:
             return members
@@ -159,7 +158,7 @@ class RunCollector(Collector):
         here = [client for client in members if client_state(state, client) not in GONE]
 
         def slowness(client: ClientId) -> tuple[bool, float]:
-            result = results.get(client)  # none: it may never have come to an end
+            result = results.get(client)  # None: the client may never have finished
             return client in waited_for, result.received_s if result else float("inf")
 
         slow = sorted(here, key=slowness)
@@ -218,7 +217,7 @@ class RunCollector(Collector):
 
 
 def _waited_for(state: RunState) -> set[ClientId]:
-    """Return whose result the step under way lacks, and who is missing to a run that stalled."""
+    """Return the clients that the open step or the stalled run waits for."""
     pending = state.step.pending if state.step and state.step.closed is None else ()
     return {*pending, *(state.stall.missing if state.stall else ())}
 

@@ -1,13 +1,13 @@
-"""What the status page shows, as JSON-able documents; docs/status-page.md describes each.
+"""JSON documents of the status page; docs/status-page.md describes each.
 
-Made when somebody asks, in the thread that answers: nothing here is called by the run. What the
-run is now is read from the published state, a value. What it did is read from the journal, for at
-most READ_S at a time, so that the first look at a long run holds up nobody (`history.read` says how
-far it is); so curves survive a restart, too. What comes after is taken as the run makes it
-(following.py).
+Documents are built on request, in the answering thread; the run does not call this module. The
+current state is read from the published state, which is immutable. The past is read from the
+journal, so curves survive a restart. One request reads for at most READ_S, so that the first
+request for a long run is answered quickly; `history.read` is the share read so far. New entries
+come from the run itself (journal_follower.py).
 
-Never told: tokens of any kind, certificates, fingerprints, class counts, paths. Labels that sites
-share are told as the reason for a new mask.
+Never included: tokens, certificates, fingerprints, class counts and paths. Labels that sites share
+are shown as the reason for a new mask.
 """
 
 import shutil
@@ -30,10 +30,10 @@ from ssfl.server.run.state import Phase, RunState, Stall
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
 
-READ_S = 0.2  # of the journal, at one question
-MAX_NAMES = 20  # of missing clients
-MAX_POINTS = 1000  # of a curve, at one question
-MAX_ROWS = 200  # of clients, at one question
+READ_S = 0.2  # reading the journal, per request
+MAX_NAMES = 20  # missing clients
+MAX_POINTS = 1000  # of a curve, per request
+MAX_ROWS = 200  # clients, per request
 SORTS = (
     *("name", "state", "samples", "last_seen_s", "steps_done", "work_s", "upload_s"),
     *("bytes_per_s", "refusals"),
@@ -42,7 +42,7 @@ Document = dict[str, Any]
 
 
 class Documents:
-    """Answers questions about one run; any thread may ask."""
+    """Builds the documents of one run. Safe to call from any thread."""
 
     def __init__(self, coordinator: Coordinator, recent: LogBuffer, out_dir: Path) -> None:
         self._out_dir = out_dir
@@ -67,13 +67,13 @@ class Documents:
         self._lock = threading.Lock()
 
     def history_mark(self) -> str:
-        """Take in what the run did; return what changes when the documents made of it do."""
+        """Read new history entries; return a mark that changes with the documents."""
         with self._lock:
             self._read()
             return f"{self._started:.3f}-{self._num_entries}"
 
     def status(self) -> Document:
-        """Return what the run is doing, in how many clients, and what it has come to."""
+        """Return the phase of the run, its clients and its results so far."""
         run = self._run
         state, history, manifest = run.state, self._history, run.manifest
         stop, num_values = run.published_journal_bytes, manifest.size if manifest else 0
@@ -138,7 +138,7 @@ class Documents:
         offset: int = 0,
         limit: int = 50,
     ) -> Document:
-        """Return some clients: those with `filter` in their name, in a state, sorted."""
+        """Return a sorted page of the clients with `filter` in their name and in `state`."""
         run, now_s = self._run.state, self._clock()
         refused = self._refusals.by_client()
         rows = [
@@ -149,7 +149,7 @@ class Documents:
         ]
         rows.sort(key=lambda row: str(row["name"]))
         rows.sort(key=lambda row: _order(row[sort]), reverse=descending)
-        rows.sort(key=lambda row: row[sort] is None)  # what is not known comes last, both ways
+        rows.sort(key=lambda row: row[sort] is None)  # unknown values come last in either order
         return {
             "all": len(run.members),
             "matching": len(rows),
@@ -159,7 +159,7 @@ class Documents:
         }
 
     def rounds(self, points: int) -> Document:
-        """Return the curves, thinned to some points."""
+        """Return the curves, downsampled to `points` points."""
         with self._lock:
             curve, evaluations = self._view.curve(), self._view.evaluations()
         return {"curve": thinned(curve, points), "evaluations": thinned(evaluations, points)}
@@ -170,18 +170,18 @@ class Documents:
             return {"rounds": self._view.timeline()}
 
     def layers(self) -> Document:
-        """Return what the newest mask keeps, tensor by tensor, and when masks were agreed."""
+        """Return the kept weights of the newest mask by tensor, and when masks were agreed."""
         with self._lock:
             return {"layers": self._view.layers(), "masks": self._view.masks()}
 
     def events(self, after: int) -> Document:
-        """Return the newest log records behind number `after`."""
+        """Return the newest log records after number `after`."""
         found = self._recent.after(after)
         newest = found[-1]["number"] if found else min(after, self._recent.last_number)
         return {"events": found, "last": newest}
 
     def _read(self) -> None:
-        """Take in what the run did since; not all of it, if that would take long."""
+        """Read new history entries for at most READ_S."""
         for _, name, entry in self._following.entries(READ_S):
             self._num_entries += 1
             self._view.add(name, entry)
@@ -237,7 +237,7 @@ class Documents:
 
 
 def thinned(points: list[Document], most: int) -> list[Document]:
-    """Return at most so many points, evenly chosen, with the first and the newest."""
+    """Return at most `most` evenly spaced points, including the first and the newest."""
     if len(points) <= most:
         return points
     last = len(points) - 1
@@ -245,7 +245,7 @@ def thinned(points: list[Document], most: int) -> list[Document]:
 
 
 def _order(value: Any) -> Any:
-    """Return what to sort by: numbers as they are, words as people do."""
+    """Return a sort key: numbers by value, text without regard to case."""
     if isinstance(value, str):
         return value.lower()
     return 0 if value is None else value

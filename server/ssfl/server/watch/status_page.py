@@ -1,7 +1,7 @@
-"""The status page: a live page in the browser, and the JSON that it is made of.
+"""The status page: a live page in the browser, and the JSON it shows.
 
-Routes for `WebServer`. Everything can only be read; nothing is loaded from another host, and
-scripts come from files of this package alone (Content-Security-Policy).
+Routes for `WebServer`, all read-only. The page loads nothing from other hosts and runs only scripts
+of this package (Content-Security-Policy).
 
 A document that has not changed since the ETag in If-None-Match is answered with 304 and no body.
 """
@@ -38,16 +38,16 @@ FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 JSON = "application/json; charset=utf-8"
-POINTS, ROWS = 400, 50  # unless asked otherwise
+POINTS, ROWS = 400, 50  # defaults
 FILTER_CHARACTERS = 64
 
 
 class BadQuery(ValueError):
-    """A parameter of a question that will not do."""
+    """An invalid query parameter."""
 
 
 def page_file(name: str) -> bytes:
-    """Return a file of the page as it is packaged."""
+    """Return a packaged file of the page."""
     return files("ssfl.server").joinpath("page", name).read_bytes()
 
 
@@ -79,7 +79,7 @@ def page_routes(documents: Documents) -> dict[str, Route]:
 
 
 def _with_headers(route: Route) -> Route:
-    """Return a route whose answers say how a browser may use them."""
+    """Return the route with security headers added to its answers."""
 
     def answer(request: Request) -> Response:
         found = route(request)
@@ -94,7 +94,7 @@ def _file(body: bytes, kind: str) -> Route:
 
 
 def _document(make: Callable[[Request], Document], mark: Callable[[], str] | None = None) -> Route:
-    """Return a route that answers with JSON; `mark` tells cheaply whether it has changed."""
+    """Return a route that answers with JSON; `mark` cheaply detects changes."""
 
     def answer(request: Request) -> Response:
         try:
@@ -116,8 +116,8 @@ def _unless_known(request: Request, mark: str, kind: str, make: Callable[[], byt
 
 def _json(document: Document) -> bytes:
     try:
-        return orjson.dumps(document)  # faster than json: the run waits less for its turn
-    except TypeError:  # half a surrogate pair, in a text from somewhere: json can escape it
+        return orjson.dumps(document)  # faster than json, so the run waits less for the GIL
+    except TypeError:  # a lone surrogate in some text, which json can escape
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
