@@ -1,4 +1,4 @@
-"""The link of benchmarks/plan_accuracy.py: what it does to packets, without a namespace."""
+"""The shaped link of benchmarks/plan_accuracy.py, without a network namespace."""
 
 import importlib.util
 import os
@@ -29,13 +29,13 @@ def link(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Ends, Ends]]:
-    """A TUN device is a file of packets; so is a pair of datagram sockets."""
+    """Pairs of datagram sockets, in place of TUN devices."""
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
-    for one in (one for pair in pairs for one in pair):
-        one.setblocking(False)
+    for end in (end for pair in pairs for end in pair):
+        end.setblocking(False)
     yield pairs[0], pairs[1]
-    for one in (one for pair in pairs for one in pair):
-        one.close()
+    for end in (end for pair in pairs for end in pair):
+        end.close()
 
 
 def arrived(receiver: socket.socket) -> int:
@@ -65,14 +65,16 @@ def test_packets_leave_at_the_rate_and_arrive_after_the_delay(
     assert arrived(receiver) == 2
 
 
-def test_what_finds_the_queue_full_is_dropped(link: ModuleType, ends: tuple[Ends, Ends]) -> None:
+def test_packets_are_dropped_when_the_queue_is_full(
+    link: ModuleType, ends: tuple[Ends, Ends]
+) -> None:
     (sender, source), (sink, receiver) = ends
     way = link.Way(source.fileno(), sink.fileno(), 8e6, delay_s=0.0, queue_s=0.0045)
     for _ in range(9):
         sender.send(PACKET)
     way.take(10.0)
     way.give(11.0)
-    assert arrived(receiver) == 5  # those that had to wait for 0, 1, 2, 3 and 4 ms
+    assert arrived(receiver) == 5  # packets with a wait of 0, 1, 2, 3 and 4 ms
     sender.send(PACKET)
     way.take(11.0)
     way.give(12.0)
@@ -80,7 +82,7 @@ def test_what_finds_the_queue_full_is_dropped(link: ModuleType, ends: tuple[Ends
 
 
 def segment(sequence: int, payload: int, flags: int = 0, port: int = 5000) -> bytes:
-    """An IPv4 packet with a TCP segment, as far as the link reads it."""
+    """Return an IPv4 packet with a TCP segment, with the fields that the link reads."""
     ip = bytes([0x45, 0]) + bytes(7) + bytes([6]) + bytes(10)
     tcp = struct.pack("!HHIIBB", port, 80, sequence, 0, 5 << 4, flags) + bytes(6)
     return ip + tcp + bytes(payload)
@@ -92,14 +94,14 @@ def test_a_link_that_forgets_lets_only_new_connections_pass_after_a_cut(link: Mo
     assert weather.passes(segment(0, 0, SYN), 100.0)
     assert weather.passes(segment(1, 10), 129.0)
     assert not weather.passes(segment(1, 10), 131.0)  # the link is down
-    assert not weather.passes(segment(1, 10), 135.0)  # and has forgotten the connection
+    assert not weather.passes(segment(1, 10), 135.0)  # the link has forgotten the connection
     assert weather.passes(segment(0, 0, SYN, port=5001), 135.0)
     assert weather.passes(segment(1, 10, port=5001), 136.0)
     weather.cut()
     assert not weather.passes(segment(1, 10, port=5001), 137.0)
 
 
-def test_a_link_that_remembers_is_well_after_a_cut(link: ModuleType) -> None:
+def test_a_link_that_remembers_works_after_a_cut(link: ModuleType) -> None:
     weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4))
     assert weather.passes(segment(1, 10), 1e6)  # before the trouble begins
     weather.begin(100.0)
@@ -119,7 +121,7 @@ def test_tcp_payload_is_counted_as_offered_delivered_and_distinct(
     (sender, source), (sink, _receiver) = ends
     weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4))
     way = link.Way(source.fileno(), sink.fileno(), 8e9, 0.0, 1.0, weather)
-    start = 2**32 - 150  # the numbers begin again at 0
+    start = 2**32 - 150  # the sequence numbers wrap to 0
     for packet in (segment(start - 1, 0, SYN), segment(start, 100), segment(start, 100)):
         sender.send(packet)
     way.take(10.0)
@@ -131,9 +133,7 @@ def test_tcp_payload_is_counted_as_offered_delivered_and_distinct(
     assert way.counts.told() == {"offered": 400, "delivered": 300, "distinct": 200}
 
 
-def test_without_rights_it_says_so_instead_of_measuring(
-    link: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_without_root_is_refused(link: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(link.LinkUnavailable, match="need root"), link.shaped_link(1e6, 1e6, 0.1):
         pass
