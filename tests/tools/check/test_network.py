@@ -10,7 +10,7 @@ import pytest
 from program.tls.pems import make, make_expired
 from ssfl.program.exits import ExitCode
 from ssfl.tools.check.network import Route, check_route
-from ssfl.tools.check.steps import CheckVerdict, StepResult, Steps
+from ssfl.tools.check.steps import CheckResult, CheckVerdict, Steps
 from ssfl.tools.check.view import step_text
 from tools.check.check_fixtures import (
     credentials_of,
@@ -50,7 +50,7 @@ def tls(folder: Path, name: str = "", authority: Path | None = None) -> dict[str
 def route(address: str, **environ: str) -> tuple[dict[str, tuple[str, str]], Steps]:
     """Check a route without TLS, with only these variables; return verdicts and texts."""
     steps = Steps()
-    steps.run("files", lambda: StepResult(None, ""))
+    steps.run("files", lambda: CheckResult(None, ""))
     check_route(steps, Route(address, None, environ, deadline_s=0.3))
     return {step.name: (step.verdict.value, step.text) for step in steps.all}, steps
 
