@@ -1,4 +1,4 @@
-"""`ssfl certs`: what it writes, what it keeps, what it refuses."""
+"""`ssfl certs`: files that it writes, keeps and refuses to replace."""
 
 import stat
 from pathlib import Path
@@ -26,7 +26,7 @@ def hosts(file: str) -> list[str]:
     return [str(name.value) for name in names]
 
 
-def test_a_ca_and_certificates_that_the_programs_take(
+def test_the_programs_accept_the_ca_and_certificates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     certs("--out", "c", "--host", "fl.example.org, 10.0.0.1", "ann", "shard_00")
@@ -41,16 +41,16 @@ def test_a_ca_and_certificates_that_the_programs_take(
     assert len(keys) == 5
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
     assert stat.S_IMODE(Path("c").stat().st_mode) == 0o700
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
         "ssfl-coordinator --host 0.0.0.0 --tls-ca c/ca.pem --tls-cert c/coordinator.pem "
         "--tls-key c/coordinator-key.pem"
-    ) in told
-    assert "--client-id ann --coordinator fl.example.org:50051 --tls-ca c/ca.pem" in told
-    assert "ssfl status --tls-ca c/ca.pem --tls-cert c/admin.pem" in told
+    ) in output
+    assert "--client-id ann --coordinator fl.example.org:50051 --tls-ca c/ca.pem" in output
+    assert "ssfl status --tls-ca c/ca.pem --tls-cert c/admin.pem" in output
 
 
-def test_more_sites_are_signed_by_the_ca_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_existing_ca_signs_more_sites(capsys: pytest.CaptureFixture[str]) -> None:
     certs("ann")
     before = {file: file.read_bytes() for file in Path("certs").iterdir()}
     certs("ann", "bob")
@@ -70,7 +70,7 @@ def test_overwrite_renews_certificates_but_neither_the_ca_nor_its_hosts() -> Non
     assert hosts("certs/coordinator.pem")[3:] == ["fl.example.org", "b.example.org"]
     ends = x509.load_pem_x509_certificate(after["ann.pem"]).not_valid_after_utc
     begins = x509.load_pem_x509_certificate(after["ann.pem"]).not_valid_before_utc
-    assert (ends - begins).days == 10  # valid since yesterday: clocks differ
+    assert (ends - begins).days == 10  # valid since yesterday, because clocks differ
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_overwrite_renews_certificates_but_neither_the_ca_nor_its_hosts() -> Non
         (["--out", "file"], "--out: file is not a folder"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_names_and_flags_are_refused(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("file").touch()
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused(
     assert not Path("certs").exists()
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_foreign_files_is_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
     certs("ann")
     certs("--out", "other", "ann")
     key = Path("certs/ca-key.pem").read_bytes()

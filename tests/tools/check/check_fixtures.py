@@ -1,5 +1,4 @@
-"""What the tests of `ssfl check` share: coordinators in this process, sockets that are wrong in one
-way each, and a check as a mapping from a step's name to the step."""
+"""Fixtures for `ssfl check`: coordinators in this process, faulty sockets, and steps by name."""
 
 import asyncio
 import socket
@@ -17,6 +16,7 @@ from server.run_loop_harness import SETTINGS, conduct, context_of
 from server.step_harness import receiver_of
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
+from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
@@ -28,33 +28,44 @@ from ssfl.tools.check.command import CheckConfig, CheckReport, run_check
 from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
 from ssfl.v1 import admin_pb2_grpc, coordinator_pb2_grpc
 
-StepResult = dict[str, CheckStep]
+StepsByName = dict[str, CheckStep]
 
 
 def small() -> Shard:
-    """Return a shard of forty digits, twenty more to test on."""
+    """Return a shard of 40 digits, with 20 more to test on."""
     whole = digits()
     return Shard(
         whole.train_x[:40], whole.train_y[:40], whole.test_x[:20], whole.test_y[:20], num_classes=10
     )
 
 
-def checked(**config: Any) -> CheckReport:
-    """Return what a check with these settings finds."""
+def manifest(model: str = "mlp") -> Manifest:
+    """Return the description of a built-in model for `small()`."""
+    from ssfl.learning.describe import manifest_of
+    from ssfl.learning.load_task import load_task
+    from ssfl.learning.models import build_model
+
+    description = load_task("image").description(RunSettings(model=model), small())
+    return manifest_of(build_model(model, (1, 8, 8), 10), description)
+
+
+def report_of(**config: Any) -> CheckReport:
+    """Return the report of a check with these settings."""
     return run_check(CheckConfig(**config), Steps())
 
 
-def steps_of(**config: Any) -> StepResult:
-    return {step.name: step for step in checked(**config).steps.all}
+def steps_of(**config: Any) -> StepsByName:
+    return {step.name: step for step in report_of(**config).steps.all}
 
 
-def fails(found: StepResult, name: str) -> str:
-    """Return what a failed step says, and who is to do what; nothing before it has failed."""
-    failed = [step for step in found.values() if step.verdict is CheckVerdict.FAILED]
-    assert [step.name for step in failed][:1] == [name], found
+def fails(steps: StepsByName, name: str) -> str:
+    """Return the text and remedies of a failed step, which must be the first failure."""
+    failed = [step for step in steps.values() if step.verdict is CheckVerdict.FAILED]
+    assert [step.name for step in failed][:1] == [name], steps
     assert failed[0].remedy is not None
-    told = " or ".join(f"{one.owner}: {one.action}" for one in failed[0].remedy.options())
-    return f"{failed[0].text} → {told}"
+    options = failed[0].remedy.options()
+    remedies = " or ".join(f"{remedy.owner}: {remedy.action}" for remedy in options)
+    return f"{failed[0].text} → {remedies}"
 
 
 def with_coordinator(
@@ -121,7 +132,7 @@ def credentials_of(certs: Path, *, mutual: bool = True) -> grpc.ServerCredential
 def grpc_server(
     servicer: Any = None, credentials: grpc.ServerCredentials | None = None, admin: Any = None
 ) -> Iterator[str]:
-    """A gRPC server that is no coordinator, or a pretended one."""
+    """A gRPC server that is not a coordinator, or pretends to be one."""
     with ThreadPoolExecutor(2) as pool:
         serving = grpc.server(pool)
         if servicer is not None:
@@ -141,14 +152,14 @@ def grpc_server(
 
 @contextmanager
 def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A socket that does `answer` with every connection, each in a thread of its own."""
+    """A listening socket that calls `answer` with every connection, each in its own thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             while True:
                 try:
                     connection, _ = server.accept()
-                except OSError:  # closed: the test is over
+                except OSError:  # closed at the end of the test
                     return
                 threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
@@ -161,11 +172,11 @@ def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
             thread.join(10)
 
 
-def says(reply: bytes) -> Callable[[socket.socket], None]:
-    """Read something, say `reply`, hang up."""
+def replies(reply: bytes) -> Callable[[socket.socket], None]:
+    """Return a handler that reads something, sends `reply` and hangs up."""
 
     def answer(connection: socket.socket) -> None:
-        with suppress(OSError), connection:  # the other end may have seen enough
+        with suppress(OSError), connection:  # the peer may have hung up
             connection.recv(4096)
             connection.sendall(reply)
 
@@ -173,7 +184,7 @@ def says(reply: bytes) -> Callable[[socket.socket], None]:
 
 
 def silent(connection: socket.socket) -> None:
-    """Take everything and say nothing, until the other end hangs up."""
+    """Read everything and send nothing until the peer hangs up."""
     with suppress(OSError), connection:
         while connection.recv(4096):
             pass

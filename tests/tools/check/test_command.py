@@ -1,4 +1,4 @@
-"""`ssfl check` as a command: what it prints, its JSON, its exit codes."""
+"""`ssfl check` as a command: its output, JSON and exit codes."""
 
 import io
 import json
@@ -15,23 +15,23 @@ from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
 from ssfl.tools.check import probe, steps
 from ssfl.tools.check.steps import (
+    CheckResult,
     CheckStep,
     CheckVerdict,
     Owner,
     Remedy,
     StepFailed,
-    StepResult,
     Steps,
 )
 from ssfl.tools.check.view import step_text, verdict_text
-from tools.check.check_fixtures import checked, small, with_coordinator
+from tools.check.check_fixtures import report_of, small, with_coordinator
 
 NOWHERE = "127.0.0.1:9"
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with a shard."""
+    """An empty working folder with a shard."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "NOISE_BYTES", 1 << 16)
     Path("shards").mkdir()
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_everything_is_printed_and_the_verdict_first(
+def test_the_verdict_is_printed_before_steps_tensors_and_forecast(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -70,20 +70,20 @@ def test_json_is_one_object_with_every_tensor(
         assert tools.main(["check", *flags]) == ExitCode.DONE
 
     with_coordinator(here / "run", body)
-    told = json.loads(capsys.readouterr().out)
-    assert (told["passed"], told["exit_code"]) == (True, 0)
-    assert {step["verdict"] for step in told["steps"]} <= {"ok", "warning", "skipped"}
-    assert sum(one["values"] for one in told["tensors"]) == 22_602
-    assert told["totals"]["masked"] == {"tensors": 4, "values": 22_416}
-    assert [one["sparsity"] for one in told["rounds"]] == ["0.5", "0.9", "0.95"]
-    own = told["rounds"][0]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["passed"], document["exit_code"]) == (True, 0)
+    assert {step["verdict"] for step in document["steps"]} <= {"ok", "warning", "skipped"}
+    assert sum(row["values"] for row in document["tensors"]) == 22_602
+    assert document["totals"]["masked"] == {"tensors": 4, "values": 22_416}
+    assert [row["sparsity"] for row in document["rounds"]] == ["0.5", "0.9", "0.95"]
+    own = document["rounds"][0]
     assert own["is_run"] is True
     whole = own["download"]["high"] + own["work_s"] + own["upload"]["high"]
     assert own["round"]["high"] == pytest.approx(whole)
-    assert told["link"]["rtt_s"] > 0
+    assert document["link"]["rtt_s"] > 0
 
 
-def test_what_a_task_prints_is_no_part_of_the_json(
+def test_output_of_a_task_goes_to_stderr_with_json(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = here / "loud_task.py"
@@ -92,13 +92,13 @@ def test_what_a_task_prints_is_no_part_of_the_json(
         "import os\nos.write(1, b'very loud\\n')\nos.system('echo from a shell')\n"
     )
     tools.main(["check", "--data", "shard_00", "--task", str(task), "--json"])
-    told = capfd.readouterr()
-    assert json.loads(told.out)["passed"] is True
-    assert all(text in told.err for text in ("I am loud", "very loud", "from a shell"))
+    output = capfd.readouterr()
+    assert json.loads(output.out)["passed"] is True
+    assert all(text in output.err for text in ("I am loud", "very loud", "from a shell"))
 
 
 @pytest.mark.usefixtures("here")
-def test_a_model_of_default_settings_is_not_priced_where_the_run_has_others(
+def test_no_forecast_is_printed_if_the_runs_settings_are_unknown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["--data", "shard_00", "--coordinator", NOWHERE]
@@ -107,11 +107,11 @@ def test_a_model_of_default_settings_is_not_priced_where_the_run_has_others(
     assert re.search(r"^  skipped  round +because tcp failed$", shown, re.MULTILINE)
     assert not re.search(r"sparsity|tensor|conv1|kB needed", shown)
     assert tools.main(["check", *flags, "--json"]) == ExitCode.UNREACHABLE
-    told = json.loads(capsys.readouterr().out)
-    assert (told["rounds"], told["tensors"], told["manifest_digest"]) == ([], [], None)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["rounds"], document["tensors"], document["manifest_digest"]) == ([], [], None)
 
 
-def test_a_failure_has_the_exit_code_of_the_first(
+def test_the_exit_code_is_that_of_the_first_failure(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "shards/shard_00.npz").write_bytes(b"no archive")
@@ -123,7 +123,7 @@ def test_a_failure_has_the_exit_code_of_the_first(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ([], "nothing to check: give --coordinator"),
         (["--coordinator", "nowhere"], "--coordinator must be host:port"),
@@ -131,14 +131,14 @@ def test_a_failure_has_the_exit_code_of_the_first(
         (["--data", "a", "--rounds", "3"], "is a setting of the run"),
     ],
 )
-def test_a_check_that_cannot_be_is_refused(
-    capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+def test_invalid_flags_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert tools.main(["check", *flags]) == ExitCode.USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_the_variables_of_a_client_are_read(
+def test_the_variables_of_ssfl_client_are_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSFL_COORDINATOR", NOWHERE)
@@ -156,7 +156,7 @@ def test_long_lines_are_wrapped_below_their_text() -> None:
     assert "→ network administrators:" in " ".join(" ".join(lines).split())
 
 
-def test_what_comes_from_elsewhere_moves_no_cursor() -> None:
+def test_control_characters_from_a_peer_are_escaped() -> None:
     step = CheckStep("coordinator", "admission", CheckVerdict.FAILED, "no\x1b[2Jway")
     assert "\x1b" not in step_text(step, 80).plain
 
@@ -180,12 +180,12 @@ def test_a_long_model_is_shortened_with_totals_by_role(capsys: pytest.CaptureFix
     assert "layer20" not in shown
 
 
-def test_warnings_of_our_modules_become_part_of_the_step() -> None:
+def test_logged_warnings_become_part_of_the_step() -> None:
     steps = Steps()
 
-    def body() -> StepResult[int]:
+    def body() -> CheckResult[int]:
         logging.getLogger("ssfl.client").warning("a number adds up")
-        return StepResult(1, "done")
+        return CheckResult(1, "done")
 
     assert steps.run("score", body) == 1
     (step,) = steps.all
@@ -194,10 +194,10 @@ def test_warnings_of_our_modules_become_part_of_the_step() -> None:
     assert "1 warning" in verdict_text(steps).plain
 
 
-def test_a_step_with_advice_of_its_own_tells_what_our_modules_warned_of_too() -> None:
-    def body() -> StepResult[None]:
+def test_logged_warnings_are_added_to_the_remedy_of_a_step() -> None:
+    def body() -> CheckResult[None]:
         logging.getLogger("ssfl.anything").warning("the file is old")
-        return StepResult(None, "done", Remedy(Owner.NETWORK, "open the port"))
+        return CheckResult(None, "done", Remedy(Owner.NETWORK, "open the port"))
 
     steps = Steps()
     steps.run("step", body)
@@ -205,16 +205,16 @@ def test_a_step_with_advice_of_its_own_tells_what_our_modules_warned_of_too() ->
     assert step.remedy == Remedy(Owner.NETWORK, "open the port; the file is old")
 
 
-def test_what_nobody_has_thought_of_is_a_failed_step_with_its_traceback(
+def test_an_unexpected_error_is_a_failed_step_with_its_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     steps = Steps()
 
-    def broken() -> StepResult[None]:
+    def broken() -> CheckResult[None]:
         raise ZeroDivisionError("no link")
 
     assert steps.run("one", broken) is None
-    assert steps.run("two", lambda: StepResult(2, "")) == 2, "the others are tried"
+    assert steps.run("two", lambda: CheckResult(2, "")) == 2, "the other steps run"
     assert steps.all[0].verdict is CheckVerdict.FAILED
     assert steps.all[0].text == "unexpected: ZeroDivisionError: no link"
     assert steps.exit_code is ExitCode.BUG
@@ -228,15 +228,15 @@ def test_a_task_that_would_end_the_program_is_a_failed_step(here: Path, raised: 
         "from ssfl.learning.image_task import load_shard, loss\n"
         f"def build_model(settings, shard):\n    raise {raised}\n"
     )
-    found = checked(data="shard_00", task=str(task)).steps
+    found = report_of(data="shard_00", task=str(task)).steps
     named = {step.name: step for step in found.all}
     assert named["model"].verdict is CheckVerdict.FAILED
     assert named["model"].remedy and named["model"].remedy.owner is Owner.AUTHOR
-    assert named["state disk"].verdict is CheckVerdict.OK, "the others are tried"
+    assert named["state disk"].verdict is CheckVerdict.OK, "the other steps run"
     assert found.exit_code is ExitCode.BAD_DATA
 
 
-def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
+def test_a_slow_step_is_reported_and_ctrl_c_interrupts_the_check(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "SLOW_AFTER_S", 0.01)
@@ -253,23 +253,23 @@ def test_a_step_that_takes_long_is_named_and_ctrl_c_in_it_is_told(
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     flags = ["check", "--data", "shard_00", "--task", str(task)]
     assert tools.main([*flags, "--json"]) == ExitCode.INTERRUPTED
-    told = json.loads(capsys.readouterr().out)
-    assert (told["passed"], told["exit_code"]) == (False, 130)
-    last = told["steps"][-1]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["passed"], document["exit_code"]) == (False, 130)
+    last = document["steps"][-1]
     assert (last["name"], last["text"]) == ("model", "interrupted after 0 s")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert tools.main(flags) == ExitCode.INTERRUPTED
     assert capsys.readouterr().out.splitlines()[0] == "check interrupted at model"
 
 
-def test_a_skipped_step_names_the_failure_behind_it() -> None:
+def test_a_skipped_step_names_the_first_failure() -> None:
     steps = Steps()
 
-    def failure() -> StepResult[None]:
+    def fail() -> CheckResult[None]:
         raise StepFailed("no", Remedy(Owner.YOU, "x"), ExitCode.REFUSED)
 
-    steps.run("one", failure)
-    steps.run("two", lambda: StepResult(None, ""), ["one"])
-    steps.run("three", lambda: StepResult(None, ""), ["two"])
+    steps.run("one", fail)
+    steps.run("two", lambda: CheckResult(None, ""), ["one"])
+    steps.run("three", lambda: CheckResult(None, ""), ["two"])
     assert [step.text for step in steps.all] == ["no", "because one failed", "because one failed"]
     assert steps.exit_code is ExitCode.REFUSED

@@ -1,4 +1,4 @@
-"""`ssfl check` and everything that can be wrong on the way, with real sockets."""
+"""`ssfl check` and failures on the route, with real sockets."""
 
 import socket
 import threading
@@ -10,15 +10,15 @@ import pytest
 from program.tls.pems import make, make_expired
 from ssfl.program.exits import ExitCode
 from ssfl.tools.check.network import Route, check_route
-from ssfl.tools.check.steps import CheckVerdict, StepResult, Steps
+from ssfl.tools.check.steps import CheckResult, CheckVerdict, Steps
 from ssfl.tools.check.view import step_text
 from tools.check.check_fixtures import (
-    checked,
     credentials_of,
     fails,
     grpc_server,
     listener,
-    says,
+    replies,
+    report_of,
     silent,
     steps_of,
 )
@@ -42,15 +42,15 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tls(folder: Path, name: str = "", authority: Path | None = None) -> dict[str, object]:
-    """Return the settings with which a client uses the certificates of a folder."""
+    """Return the settings of a client that uses the certificates of a folder."""
     pair = {"tls_cert": folder / f"{name}.pem", "tls_key": folder / f"{name}-key.pem"}
     return {"tls_ca": str((authority or folder) / "ca.pem"), **(pair if name else {})}
 
 
 def route(address: str, **environ: str) -> tuple[dict[str, tuple[str, str]], Steps]:
-    """Try a way without TLS, with these variables alone; return verdicts and texts."""
+    """Check a route without TLS, with only these variables; return verdicts and texts."""
     steps = Steps()
-    steps.run("files", lambda: StepResult(None, ""))
+    steps.run("files", lambda: CheckResult(None, ""))
     check_route(steps, Route(address, None, environ, deadline_s=0.3))
     return {step.name: (step.verdict.value, step.text) for step in steps.all}, steps
 
@@ -61,36 +61,36 @@ def failure(steps: Steps) -> str:
     )
 
 
-def test_no_listener_is_for_whoever_runs_the_coordinator() -> None:
+def test_no_listener_is_for_the_operator() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        found = checked(coordinator=address).steps
+        found = report_of(coordinator=address).steps
     by_name = {step.name: step for step in found.all}
-    said = fails(by_name, "tcp")
-    assert f"{address}: nothing listens there → the coordinator's operator: start it" in said
+    message = fails(by_name, "tcp")
+    assert f"{address}: nothing listens there → the coordinator's operator: start it" in message
     assert found.exit_code is ExitCode.UNREACHABLE
     assert by_name["bandwidth"].verdict is CheckVerdict.SKIPPED
     assert by_name["bandwidth"].text == "because tcp failed"
 
 
-def test_a_firewall_that_drops_is_for_the_network_people() -> None:
-    with socket.socket() as full:  # a backlog that is full takes no connection, and says nothing
+def test_a_firewall_that_drops_packets_is_for_network_administrators() -> None:
+    with socket.socket() as full:  # a full backlog drops connections silently
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         address = full.getsockname()
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(address)
+        for connection in waiting:
+            connection.setblocking(False)
+            connection.connect_ex(address)
         verdicts, steps = route(f"127.0.0.1:{address[1]}")
-        for one in waiting:
-            one.close()
+        for connection in waiting:
+            connection.close()
     assert verdicts["tcp"] == ("FAILED", f"127.0.0.1:{address[1]}: no answer within 0.3 s")
     assert "network administrators: allow outgoing TCP to 127.0.0.1:" in failure(steps)
 
 
-def test_a_name_that_nobody_knows_is_for_the_network_people() -> None:
+def test_an_unknown_name_is_for_network_administrators() -> None:
     verdicts, steps = route("no-such-host.invalid:50051")
     assert verdicts["name"][0] == "FAILED"
     assert "network administrators: make no-such-host.invalid known to this machine" in failure(
@@ -98,13 +98,13 @@ def test_a_name_that_nobody_knows_is_for_the_network_people() -> None:
     )
 
 
-def test_a_name_that_cannot_be_is_told_at_once() -> None:
+def test_an_invalid_host_name_fails_the_lookup() -> None:
     verdicts, steps = route("fl..example.org:50051")
     assert "this is not a valid host name" in verdicts["name"][1]
     assert "if it is misspelt, correct --coordinator" in failure(steps)
 
 
-def test_a_name_server_that_does_not_answer_is_not_waited_for(
+def test_a_lookup_without_an_answer_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
@@ -125,7 +125,7 @@ def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch) -> N
         port = int(address.rpartition(":")[2])
         known = [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
-            for host in ("127.0.0.3", "127.0.0.1")  # the server has the second only
+            for host in ("127.0.0.3", "127.0.0.1")  # only the second answers
         ]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: known)
         verdicts, _ = route(f"fl.example.org:{port}")
@@ -136,28 +136,28 @@ def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch) -> N
     assert verdicts["http/2"] == ("ok", "answers")
 
 
-def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
+def test_a_silent_listener_times_out() -> None:
     with listener(silent) as address:
         _, steps = route(address)
-    said = failure(steps)
-    assert f"{address} accepts connections, but sends nothing within 0.3 s" in said
-    assert "the coordinator's operator: check that a coordinator runs behind" in said
+    message = failure(steps)
+    assert f"{address} accepts connections, but sends nothing within 0.3 s" in message
+    assert "the coordinator's operator: check that a coordinator runs behind" in message
 
 
-def test_a_web_server_is_told_from_a_coordinator() -> None:
-    with listener(says(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as address:
+def test_a_web_server_is_not_a_coordinator() -> None:
+    with listener(replies(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as address:
         _, steps = route(address)
     assert f"an HTTP/1 web server answers at {address}, not a coordinator" in failure(steps)
     assert "tell the site the coordinator's port" in failure(steps)
 
 
-def test_another_protocol_is_told_too() -> None:
-    with listener(says(b"SSH-2.0-OpenSSH_9.2\r\n")) as address:
+def test_a_server_of_another_protocol_is_not_a_coordinator() -> None:
+    with listener(replies(b"SSH-2.0-OpenSSH_9.2\r\n")) as address:
         _, steps = route(address)
     assert f"something without HTTP/2 answers at {address}, not a coordinator" in failure(steps)
 
 
-def test_tls_that_is_fine_is_told_with_its_version_and_end(certs: Path) -> None:
+def test_good_tls_is_reported_with_version_and_expiry(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
         found = steps_of(coordinator=address, client_id="ann", **tls(certs, "ann"))
     assert found["tls"].verdict is CheckVerdict.OK
@@ -165,7 +165,7 @@ def test_tls_that_is_fine_is_told_with_its_version_and_end(certs: Path) -> None:
     assert found["files"].text.endswith("ca.pem, certificate of ann")
 
 
-def test_a_key_that_others_can_read_is_a_warning_with_what_to_run(tmp_path: Path) -> None:
+def test_a_readable_key_is_a_warning_with_the_chmod_command(tmp_path: Path) -> None:
     folder = make(tmp_path / "certs", "ann")
     (folder / "ann-key.pem").chmod(0o644)
     with grpc_server(credentials=credentials_of(folder)) as address:
@@ -174,100 +174,103 @@ def test_a_key_that_others_can_read_is_a_warning_with_what_to_run(tmp_path: Path
     assert f"chmod 600 {folder / 'ann-key.pem'}" in step_text(found["tls"], 1000).plain
 
 
-def test_a_wrong_ca_is_for_whoever_set_up_the_machine(certs: Path, others: Path) -> None:
+def test_a_wrong_ca_is_for_the_administrator_of_the_machine(certs: Path, others: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
-        found = checked(coordinator=address, **tls(others, "ann")).steps
-    said = fails({step.name: step for step in found.all}, "tls")
-    assert "was not issued by a CA in" in said
-    assert "→ the administrator of the machine: ask its operator for the CA's file" in said
+        found = report_of(coordinator=address, **tls(others, "ann")).steps
+    message = fails({step.name: step for step in found.all}, "tls")
+    assert "was not issued by a CA in" in message
+    assert "→ the administrator of the machine: ask its operator for the CA's file" in message
     assert found.exit_code is ExitCode.REFUSED
 
 
-def test_an_expired_coordinator_is_for_whoever_runs_it(tmp_path: Path) -> None:
+def test_an_expired_certificate_of_the_coordinator_is_for_the_operator(tmp_path: Path) -> None:
     old = make_expired(tmp_path / "old")
     with grpc_server(credentials=credentials_of(old, mutual=False)) as address:
-        said = fails(steps_of(coordinator=address, **tls(old)), "tls")
-    assert "has expired → the coordinator's operator: renew it" in said
-    assert "or the administrator of the machine: set this machine's clock" in said
+        message = fails(steps_of(coordinator=address, **tls(old)), "tls")
+    assert "has expired → the coordinator's operator: renew it" in message
+    assert "or the administrator of the machine: set this machine's clock" in message
 
 
-def test_an_expired_certificate_of_the_site_is_found_in_its_file(tmp_path: Path) -> None:
+def test_an_expired_certificate_of_the_site_fails_the_files_step(tmp_path: Path) -> None:
     old = make_expired(tmp_path / "old", "ann")
     with grpc_server() as address:
-        found = checked(coordinator=address, **tls(old, "ann")).steps
+        found = report_of(coordinator=address, **tls(old, "ann")).steps
     by_name = {step.name: step for step in found.all}
     assert "expired on" in fails(by_name, "files")
     assert found.exit_code is ExitCode.USAGE
-    assert by_name["tcp"].verdict is CheckVerdict.OK, "what needs no certificate is tried"
+    assert by_name["tcp"].verdict is CheckVerdict.OK, "steps without certificates still run"
     assert by_name["tls"].verdict is CheckVerdict.SKIPPED
 
 
-def test_a_wrong_name_is_told_with_what_would_do(certs: Path) -> None:
+def test_a_wrong_server_name_has_two_remedies(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
         more = tls(certs, "ann") | {"tls_server_name": "fl.example.org"}
-        said = fails(steps_of(coordinator=address, **more), "tls")
-    assert "is not for fl.example.org → the administrator of the machine: use a name" in said
-    assert "or the coordinator's operator: add this name to it" in said
+        message = fails(steps_of(coordinator=address, **more), "tls")
+    assert "is not for fl.example.org → the administrator of the machine: use a name" in message
+    assert "or the coordinator's operator: add this name to it" in message
 
 
-def test_a_certificate_of_another_ca_is_told_with_whom_to_ask(certs: Path, others: Path) -> None:
+def test_a_site_certificate_of_another_ca_names_the_operator_to_ask(
+    certs: Path, others: Path
+) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
-        said = fails(steps_of(coordinator=address, **tls(others, "ann", certs)), "tls")
-    assert "does not accept the certificate" in said
+        message = fails(steps_of(coordinator=address, **tls(others, "ann", certs)), "tls")
+    assert "does not accept the certificate" in message
     assert (
-        "→ the administrator of the machine: ask its operator for a certificate of the CA" in said
+        "→ the administrator of the machine: ask its operator for a certificate of the CA"
+        in message
     )
 
 
-def test_a_coordinator_without_tls_is_told_with_what_each_end_can_do(certs: Path) -> None:
+def test_a_coordinator_without_tls_has_a_remedy_for_each_end(certs: Path) -> None:
     with grpc_server() as address:
         found = steps_of(coordinator=address, **tls(certs, "ann"))
-    said = fails(found, "tls")
-    assert "does not speak TLS → the administrator of the machine: omit --tls-ca" in said
-    assert "or the coordinator's operator: start it with --tls-cert and --tls-key" in said
+    message = fails(found, "tls")
+    assert "does not speak TLS → the administrator of the machine: omit --tls-ca" in message
+    assert "or the coordinator's operator: start it with --tls-cert and --tls-key" in message
     lines = step_text(found["tls"], 200).plain.splitlines()
     assert lines[2].strip().startswith("or the coordinator's operator: start it with")
 
 
-def test_a_certificate_that_is_missing_is_asked_for(certs: Path) -> None:
+def test_a_missing_site_certificate_is_requested(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
-        said = fails(steps_of(coordinator=address, **tls(certs)), "tls")
-    assert "this side has none → the administrator of the machine: give --tls-cert" in said
+        message = fails(steps_of(coordinator=address, **tls(certs)), "tls")
+    assert "this side has none → the administrator of the machine: give --tls-cert" in message
 
 
-def test_tls_at_one_end_only_is_told(certs: Path) -> None:
+def test_tls_only_at_the_coordinator_fails(certs: Path) -> None:
     with grpc_server(credentials=credentials_of(certs)) as address:
-        said = fails(steps_of(coordinator=address), "tls")
+        message = fails(steps_of(coordinator=address), "tls")
     assert (
         "speaks TLS and this side does not → the administrator of the machine: give --tls-ca"
-        in said
+        in message
     )
 
 
 def proxied(answer: bytes) -> str:
-    """Try a way through a proxy that gives this answer to CONNECT."""
-    with listener(says(answer)) as proxy:
+    """Check a route through a proxy that gives this answer to CONNECT; return the failure."""
+    with listener(replies(answer)) as proxy:
         verdicts, steps = route("fl.example.org:50051", https_proxy=f"http://{proxy}")
     assert verdicts["proxy"][1].startswith(f"{proxy} (https_proxy)")
     assert verdicts["http/2"] == ("skipped", "because tunnel failed")
     return failure(steps)
 
 
-def test_a_proxy_that_refuses_connect_is_for_the_network_people() -> None:
-    said = proxied(b"HTTP/1.1 403 Forbidden\r\nX: y\r\n\r\n")
-    assert "answers CONNECT fl.example.org:50051 with: HTTP/1.1 403 Forbidden" in said
-    assert "→ network administrators: let the proxy" in said
+def test_a_proxy_that_refuses_connect_is_for_network_administrators() -> None:
+    message = proxied(b"HTTP/1.1 403 Forbidden\r\nX: y\r\n\r\n")
+    assert "answers CONNECT fl.example.org:50051 with: HTTP/1.1 403 Forbidden" in message
+    assert "→ network administrators: let the proxy" in message
 
 
-def test_a_proxy_that_wants_a_password_is_told() -> None:
+def test_a_proxy_that_wants_a_password_names_the_variable() -> None:
     assert "give user and password in https_proxy" in proxied(b"HTTP/1.1 407 Who?\r\n\r\n")
 
 
-def test_a_proxy_that_hangs_up_is_told() -> None:
+def test_a_proxy_that_hangs_up_fails_the_tunnel() -> None:
     assert "with: nothing" in proxied(b"")
 
 
-def test_a_proxy_that_is_not_there_is_told() -> None:
+def test_a_missing_proxy_names_its_variable() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -275,7 +278,7 @@ def test_a_proxy_that_is_not_there_is_told() -> None:
     assert f"start the proxy at {place}, or correct grpc_proxy" in failure(steps)
 
 
-def test_a_proxy_that_passes_leads_to_the_coordinator() -> None:
+def test_a_working_proxy_reaches_the_coordinator() -> None:
     with grpc_server() as address:
         asked: list[bytes] = []
 
@@ -295,7 +298,7 @@ def test_a_proxy_that_passes_leads_to_the_coordinator() -> None:
     assert "the network in between can read the traffic" in verdicts["tls"][1]
 
 
-def test_a_variable_that_grpc_leaves_alone_is_warned_of() -> None:
+def test_a_proxy_variable_that_grpc_ignores_is_a_warning() -> None:
     with grpc_server() as address:
         port = address.rpartition(":")[2]
         verdicts, _ = route(f"127.0.0.1.nip.invalid:{port}", HTTPS_PROXY="http://proxy:3128")

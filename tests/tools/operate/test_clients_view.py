@@ -42,14 +42,14 @@ def mixed() -> pb.GetStatusResponse:
     return answer
 
 
-def test_trouble_is_on_top_then_who_is_waited_for() -> None:
-    names = [one["client_id"] for one in clients_document(mixed())["clients"]]
+def test_clients_in_trouble_come_first() -> None:
+    names = [client["client_id"] for client in clients_document(mixed())["clients"]]
     assert names == [
         "needed", "silent for long", "silent", "eve", "near", "far", "idle", "done", "gone",
     ]  # fmt: skip
 
 
-def test_the_table_tells_samples_silence_progress_and_refusals() -> None:
+def test_the_table_shows_samples_last_seen_progress_and_refusals() -> None:
     text = shown(mixed())
     assert "9 clients: 2 lost, 2 working, 1 waiting, 2 reported, 2 left" in text
     (near,) = [line for line in text.splitlines() if line.startswith("near ")]
@@ -62,11 +62,11 @@ def test_the_table_tells_samples_silence_progress_and_refusals() -> None:
     assert "waiting for train of far, near" in text
 
 
-def test_hundreds_of_clients_are_cut_unless_all_are_wanted() -> None:
+def test_hundreds_of_clients_are_cut_unless_all_are_requested() -> None:
     answer = status(*(client(f"c{number:03}", "reported") for number in range(499)))
     answer.clients.append(client("zoe", "lost", last_seen_s=50))
     text = shown(answer)
-    assert len(text.splitlines()) == MAX_SHOWN + 3  # what the run does, the columns, the rest
+    assert len(text.splitlines()) == MAX_SHOWN + 3  # the head line, the columns, the hidden rows
     assert text.splitlines()[2].startswith("zoe")
     assert f"… {500 - MAX_SHOWN} more: {500 - MAX_SHOWN} reported (--all shows them)" in text
     assert "c498" in shown(answer, show_all=True)
@@ -80,7 +80,7 @@ def test_a_long_name_is_folded_not_cut_and_markup_is_text() -> None:
     assert text.count("x") == 90
 
 
-def test_a_narrow_terminal_has_the_names_and_spares_other_columns() -> None:
+def test_a_narrow_terminal_keeps_names_and_hides_other_columns() -> None:
     for width in (60, 50, 40):
         text = shown(mixed(), width=width)
         assert max(map(len, text.splitlines())) <= width
@@ -96,7 +96,7 @@ def test_a_column_without_an_entry_is_left_out() -> None:
     assert head.split() == ["client", "state", "samples", "last", "seen"]
 
 
-def test_a_run_without_clients_says_so() -> None:
+def test_a_run_without_clients_shows_zero() -> None:
     answer = status(waiting_for="clients: 0 of 2 have joined")
     assert "0 clients\n" in shown(answer)
     assert clients_document(answer)["clients"] == []

@@ -32,7 +32,7 @@ def shown(answer: pb.GetStatusResponse) -> str:
     return captured.get()
 
 
-def test_the_view_tells_round_reports_accuracy_bytes_and_time_left() -> None:
+def test_the_view_shows_round_reports_accuracy_bytes_and_time_left() -> None:
     text = shown(status())
     for part in ("run r1", "round 3/10", "reported 1/2", "91.5 %", "5.00 MB", "42 s left"):
         assert part in text
@@ -40,7 +40,7 @@ def test_the_view_tells_round_reports_accuracy_bytes_and_time_left() -> None:
     assert "waiting for train of c1" in text
 
 
-def test_a_run_that_will_pause_says_so() -> None:
+def test_a_run_that_will_pause_is_shown_as_pausing() -> None:
     answer = status()
     assert "pauses" not in shown(answer)
     answer.paused = True
@@ -62,7 +62,7 @@ def test_a_status_without_accuracy_shows_none() -> None:
     assert "accuracy" not in status_line(answer, "demo")
 
 
-def test_who_was_refused_is_shown_most_first_and_cut_short() -> None:
+def test_refusals_are_shown_by_count_and_cut_short() -> None:
     answer = status()
     assert "refused" not in shown(answer)
     answer.refusals.add(client_id="eve", reason="bad_values", count=3)

@@ -23,7 +23,7 @@ def test_a_table_has_a_column_for_every_sparsity(capsys: pytest.CaptureFixture[s
     assert "Every client has its own link" in shown
 
 
-def test_without_a_link_there_are_bytes_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_a_link_has_bytes_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert tools.main(MODEL) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "all transfers" not in shown
@@ -44,7 +44,7 @@ def test_json_holds_bytes_and_seconds(capsys: pytest.CaptureFixture[str]) -> Non
     assert document["dense"]["num_kept"] == 22_416
 
 
-def test_a_task_of_ones_own_is_built_from_a_shard(
+def test_the_model_of_a_task_is_built_from_a_shard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tools.main(["shards", "--clients", "2", "--out", str(tmp_path)]) == ExitCode.DONE
@@ -93,7 +93,7 @@ def test_the_commands_of_the_page_work(capsys: pytest.CaptureFixture[str]) -> No
         (["--input", "1x8x8", "--task", "mine.py"], "--task needs --data"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_invalid_flags_are_named(
     flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tools.main(["plan", *flags]) == ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""A plan of a run whose mask is agreed late or renewed, by hand and against a simulated run."""
+"""Plans with a late or refreshed mask, against numbers by hand and a simulated run."""
 
 import json
 from collections import Counter
@@ -39,14 +39,14 @@ def plan(link: Link | None = None, **changes: Any) -> RunPlan:
 
 def masks(**changes: Any) -> list[tuple[int, int, int]]:
     planned = planned_masks(MANIFEST, replace(RUN, **changes))
-    return [(one.first, one.stop, one.num_kept) for one in planned]
+    return [(mask.first, mask.stop, mask.num_kept) for mask in planned]
 
 
 def payload(planned: RunPlan, phase: str, direction: str) -> Size:
     return planned.rows[phase, direction].payload
 
 
-def test_the_rounds_of_every_mask_are_those_of_a_run() -> None:
+def test_planned_masks_have_the_rounds_of_a_run() -> None:
     assert masks() == [(0, 10, 50_000)]
     assert masks(strategy="fedavg") == [(0, 10, 500_000)]
     assert masks(warmup_rounds=3) == [(0, 3, 500_000), (3, 10, 50_000)]
@@ -59,32 +59,32 @@ def test_the_rounds_of_every_mask_are_those_of_a_run() -> None:
     assert masks(criterion="client-random") == [(0, 10, 500_000)]
 
 
-def test_a_warm_up_is_dense_and_then_everyone_is_sent_the_base_to_score() -> None:
+def test_a_warm_up_is_dense_and_then_all_clients_get_the_base_to_score() -> None:
     planned = plan(warmup_rounds=2)
     assert payload(planned, "values", "up") == Size.fixed(6 * (2 * FULL + 8 * VALUES))
-    # Base 1 to train from, base 2 to score, bases 4 to 9 to train from; the last is tested.
+    # Bases 1 and 4 to 9 are sent for training, base 2 for scoring; the last is tested.
     assert payload(planned, "values", "down") == Size.fixed(6 * (2 * FULL + 7 * VALUES))
     assert payload(planned, "evaluation", "down") == Size.fixed(6 * VALUES)
     assert payload(planned, "scores", "up") == Size.fixed(6 * SCORES)
 
 
-def test_a_refresh_is_one_more_report_and_mask_and_no_more_bases() -> None:
-    once, renewed = plan(), plan(refresh_rounds="5")
-    assert payload(renewed, "scores", "up") == Size.fixed(2 * 6 * SCORES)
+def test_a_refresh_adds_scores_and_a_mask_but_no_bases() -> None:
+    once, refreshed = plan(), plan(refresh_rounds="5")
+    assert payload(refreshed, "scores", "up") == Size.fixed(2 * 6 * SCORES)
     for phase, direction in (("values", "up"), ("values", "down"), ("evaluation", "down")):
-        assert payload(renewed, phase, direction) == payload(once, phase, direction)
-    one, two = payload(once, "mask", "down"), payload(renewed, "mask", "down")
-    assert (two.low, two.high, two.most) == (one.low, 2 * one.high, 2 * one.most)
+        assert payload(refreshed, phase, direction) == payload(once, phase, direction)
+    first, both = payload(once, "mask", "down"), payload(refreshed, "mask", "down")
+    assert (both.low, both.high, both.most) == (first.low, 2 * first.high, 2 * first.most)
 
 
-def test_where_some_are_sampled_a_refresh_sends_the_base_to_all() -> None:
-    once, renewed = plan(clients_per_round=2), plan(clients_per_round=2, refresh_rounds="5")
-    more = payload(renewed, "values", "down").high - payload(once, "values", "down").high
+def test_a_refresh_with_sampled_clients_sends_the_base_to_all() -> None:
+    once, refreshed = plan(clients_per_round=2), plan(clients_per_round=2, refresh_rounds="5")
+    more = payload(refreshed, "values", "down").high - payload(once, "values", "down").high
     assert more == (6 - 2) * VALUES
     tested: dict[str, Any] = {"clients_per_round": 2, "evaluate_every": 5}
     assert payload(plan(**tested, refresh_rounds="5"), "values", "down") == payload(
         plan(**tested), "values", "down"
-    ), "who has tested it has it"
+    ), "clients that tested the base hold it"
 
 
 def test_rows_of_one_client_are_those_of_the_last_mask() -> None:
@@ -94,23 +94,23 @@ def test_rows_of_one_client_are_those_of_the_last_mask() -> None:
     assert payload(planned, "values", "up") == Size.fixed(6 * 5 * (4 * 11_000 + 4 * 26_000))
 
 
-def test_a_fraction_and_a_number_of_clients_are_the_same() -> None:
+def test_a_fraction_of_clients_equals_their_number() -> None:
     fraction, number = plan(client_fraction=0.5), plan(clients_per_round=3)
     assert fraction.cohort == number.cohort == 3
     for phase, direction in number.rows:
         assert payload(fraction, phase, direction) == payload(number, phase, direction)
 
 
-def test_scores_pay_off_later_after_a_warm_up_and_with_every_mask() -> None:
+def test_scores_pay_off_later_after_a_warm_up_or_a_refresh() -> None:
     dense = plan(strategy="fedavg")
     assert plan().break_even(dense) == 1
     assert plan(warmup_rounds=4).break_even(dense) == 5
-    # At half of the weights a round spares 2 MB, and so much are scores; the mask is on top.
+    # At half of the weights a round saves 2 MB. Scores cost 2 MB, and the mask comes on top.
     assert plan(sparsity="0.5").break_even(dense) == 2
     assert plan(sparsity="0.5", refresh_rounds="1").break_even(dense) == 3
 
 
-def test_every_mask_takes_its_seconds() -> None:
+def test_a_refresh_adds_the_seconds_of_scores_and_mask() -> None:
     link = Link(20e6, 20e6, 0.05)
     once, twice = plan(link).times, plan(link, refresh_rounds="5").times
     assert once is not None and twice is not None
@@ -121,7 +121,7 @@ def test_every_mask_takes_its_seconds() -> None:
     assert warm.round == once.round, "of the last mask"
 
 
-def test_the_table_says_what_is_counted_and_what_is_not(
+def test_notes_and_help_state_which_masks_are_included(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = ["plan", "--model", "cnn", "--input", "1x8x8"]
@@ -132,7 +132,7 @@ def test_the_table_says_what_is_counted_and_what_is_not(
     assert "client, each mask" in shown and "on request, for new labels" in shown
     assert tools.main([*model, "--sparsity-schedule", "0:0.98,9:0.9", "--json"]) == ExitCode.DONE
     (sparse,) = json.loads(capsys.readouterr().out)["sparse"]
-    assert [(one["first"], one["num_kept"]) for one in sparse["masks"]] == [(0, 448), (9, 2241)]
+    assert [(mask["first"], mask["num_kept"]) for mask in sparse["masks"]] == [(0, 448), (9, 2241)]
     assert tools.main([*model, "--warmup-rounds", "30"]) == ExitCode.USAGE
     assert "leaves no sparse round" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -149,7 +149,7 @@ SIMULATED = RunSettings(
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "warm": {"warmup_rounds": 2},
-    "renewed": {"refresh_rounds": "2,3,5"},
+    "refreshed": {"refresh_rounds": "2,3,5"},
     "growing": {"sparsity_schedule": "0:0.9,4:0.5", "refresh_mode": "grow"},
     "reset": {"refresh_every": 2, "deactivated": "reset", "warmup_rounds": 1},
     "own models": {"personalize_epochs": 1, "evaluate_last": 3},

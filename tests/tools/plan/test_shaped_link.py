@@ -1,4 +1,4 @@
-"""The link of benchmarks/plan_accuracy.py: what it does to packets, without a namespace."""
+"""The shaped link of benchmarks/plan_accuracy.py, without a network namespace."""
 
 import importlib.util
 import os
@@ -29,13 +29,13 @@ def link(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Ends, Ends]]:
-    """A TUN device is a file of packets; so is a pair of datagram sockets."""
+    """Pairs of datagram sockets, in place of TUN devices."""
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
-    for one in (one for pair in pairs for one in pair):
-        one.setblocking(False)
+    for end in (end for pair in pairs for end in pair):
+        end.setblocking(False)
     yield pairs[0], pairs[1]
-    for one in (one for pair in pairs for one in pair):
-        one.close()
+    for end in (end for pair in pairs for end in pair):
+        end.close()
 
 
 def arrived(receiver: socket.socket) -> int:
@@ -53,63 +53,65 @@ def test_packets_leave_at_the_rate_and_arrive_after_the_delay(
 ) -> None:
     (sender, source), (sink, receiver) = ends
     # 8 Mbit/s: a packet of 1000 bytes takes 1 ms.
-    way = link.Way(source.fileno(), sink.fileno(), 8e6, delay_s=0.050, queue_s=1.0)
+    direction = link.LinkDirection(source.fileno(), sink.fileno(), 8e6, delay_s=0.050, queue_s=1.0)
     for _ in range(3):
         sender.send(PACKET)
-    way.take(10.0)
-    assert way.give(10.0505) == pytest.approx(0.0005)
+    direction.receive(10.0)
+    assert direction.deliver(10.0505) == pytest.approx(0.0005)
     assert arrived(receiver) == 0
-    assert way.give(10.0515) == pytest.approx(0.0005)
+    assert direction.deliver(10.0515) == pytest.approx(0.0005)
     assert arrived(receiver) == 1
-    way.give(10.0535)
+    direction.deliver(10.0535)
     assert arrived(receiver) == 2
 
 
-def test_what_finds_the_queue_full_is_dropped(link: ModuleType, ends: tuple[Ends, Ends]) -> None:
+def test_packets_are_dropped_when_the_queue_is_full(
+    link: ModuleType, ends: tuple[Ends, Ends]
+) -> None:
     (sender, source), (sink, receiver) = ends
-    way = link.Way(source.fileno(), sink.fileno(), 8e6, delay_s=0.0, queue_s=0.0045)
+    direction = link.LinkDirection(source.fileno(), sink.fileno(), 8e6, delay_s=0.0, queue_s=0.0045)
     for _ in range(9):
         sender.send(PACKET)
-    way.take(10.0)
-    way.give(11.0)
-    assert arrived(receiver) == 5  # those that had to wait for 0, 1, 2, 3 and 4 ms
+    direction.receive(10.0)
+    direction.deliver(11.0)
+    assert arrived(receiver) == 5  # packets with a wait of 0, 1, 2, 3 and 4 ms
     sender.send(PACKET)
-    way.take(11.0)
-    way.give(12.0)
+    direction.receive(11.0)
+    direction.deliver(12.0)
     assert arrived(receiver) == 1
 
 
 def segment(sequence: int, payload: int, flags: int = 0, port: int = 5000) -> bytes:
-    """An IPv4 packet with a TCP segment, as far as the link reads it."""
+    """Return an IPv4 packet with a TCP segment, with the fields that the link reads."""
     ip = bytes([0x45, 0]) + bytes(7) + bytes([6]) + bytes(10)
     tcp = struct.pack("!HHIIBB", port, 80, sequence, 0, 5 << 4, flags) + bytes(6)
     return ip + tcp + bytes(payload)
 
 
 def test_a_link_that_forgets_lets_only_new_connections_pass_after_a_cut(link: ModuleType) -> None:
-    weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4, forgets=True))
-    weather.begin(100.0)
-    assert weather.passes(segment(0, 0, SYN), 100.0)
-    assert weather.passes(segment(1, 10), 129.0)
-    assert not weather.passes(segment(1, 10), 131.0)  # the link is down
-    assert not weather.passes(segment(1, 10), 135.0)  # and has forgotten the connection
-    assert weather.passes(segment(0, 0, SYN, port=5001), 135.0)
-    assert weather.passes(segment(1, 10, port=5001), 136.0)
-    weather.cut()
-    assert not weather.passes(segment(1, 10, port=5001), 137.0)
+    faults = link.FaultInjector(link.LinkFaults(cut_every_s=30, down_s=4, forgets=True))
+    faults.begin(100.0)
+    assert faults.passes(segment(0, 0, SYN), 100.0)
+    assert faults.passes(segment(1, 10), 129.0)
+    assert not faults.passes(segment(1, 10), 131.0)  # the link is down
+    assert not faults.passes(segment(1, 10), 135.0)  # the link has forgotten the connection
+    assert faults.passes(segment(0, 0, SYN, port=5001), 135.0)
+    assert faults.passes(segment(1, 10, port=5001), 136.0)
+    faults.cut()
+    assert not faults.passes(segment(1, 10, port=5001), 137.0)
 
 
-def test_a_link_that_remembers_is_well_after_a_cut(link: ModuleType) -> None:
-    weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4))
-    assert weather.passes(segment(1, 10), 1e6)  # before the trouble begins
-    weather.begin(100.0)
-    assert not weather.passes(segment(1, 10), 163.9)
-    assert weather.passes(segment(1, 10), 164.1)
+def test_a_link_that_remembers_works_after_a_cut(link: ModuleType) -> None:
+    faults = link.FaultInjector(link.LinkFaults(cut_every_s=30, down_s=4))
+    assert faults.passes(segment(1, 10), 1e6)  # before the cuts begin
+    faults.begin(100.0)
+    assert not faults.passes(segment(1, 10), 163.9)
+    assert faults.passes(segment(1, 10), 164.1)
 
 
 def test_packets_are_lost_at_the_set_share(link: ModuleType) -> None:
-    weather = link.Weather(link.Trouble(loss=0.02, seed=3))
-    lost = sum(not weather.passes(PACKET, 0.0) for _ in range(10_000))
+    faults = link.FaultInjector(link.LinkFaults(loss=0.02, seed=3))
+    lost = sum(not faults.passes(PACKET, 0.0) for _ in range(10_000))
     assert 150 <= lost <= 250
 
 
@@ -117,23 +119,21 @@ def test_tcp_payload_is_counted_as_offered_delivered_and_distinct(
     link: ModuleType, ends: tuple[Ends, Ends]
 ) -> None:
     (sender, source), (sink, _receiver) = ends
-    weather = link.Weather(link.Trouble(cut_every_s=30, down_s=4))
-    way = link.Way(source.fileno(), sink.fileno(), 8e9, 0.0, 1.0, weather)
-    start = 2**32 - 150  # the numbers begin again at 0
+    faults = link.FaultInjector(link.LinkFaults(cut_every_s=30, down_s=4))
+    direction = link.LinkDirection(source.fileno(), sink.fileno(), 8e9, 0.0, 1.0, faults)
+    start = 2**32 - 150  # the sequence numbers wrap to 0
     for packet in (segment(start - 1, 0, SYN), segment(start, 100), segment(start, 100)):
         sender.send(packet)
-    way.take(10.0)
-    weather.begin(0.0)
+    direction.receive(10.0)
+    faults.begin(0.0)
     sender.send(segment(start + 100, 100))
-    way.take(31.0)  # lost
+    direction.receive(31.0)  # lost
     sender.send(segment((start + 100) % 2**32, 100))
-    way.take(40.0)
-    assert way.counts.told() == {"offered": 400, "delivered": 300, "distinct": 200}
+    direction.receive(40.0)
+    assert direction.counts.totals() == {"offered": 400, "delivered": 300, "distinct": 200}
 
 
-def test_without_rights_it_says_so_instead_of_measuring(
-    link: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_without_root_is_refused(link: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(link.LinkUnavailable, match="need root"), link.shaped_link(1e6, 1e6, 0.1):
         pass

@@ -1,4 +1,4 @@
-"""Predictions against numbers counted by hand, and against messages that were really built."""
+"""Predictions against numbers by hand and against built messages."""
 
 import zlib
 from dataclasses import replace
@@ -43,11 +43,11 @@ def test_every_client_scores_once_and_gets_the_mask_once() -> None:
     assert planned.num_kept == NUM_KEPT
     assert payload(planned, "scores", "up") == Size.fixed(6 * 4 * 500_000)
     assert payload(planned, "mask", "down").most == 6 * 500_000 // 8
-    assert payload(planned, "initial", "up") == Size.fixed(0)  # the seed is enough
+    assert payload(planned, "initial", "up") == Size.fixed(0)  # clients build it from the seed
 
 
-def test_a_base_travels_once_to_be_tested_or_to_be_trained_from() -> None:
-    planned = plan()  # tested after rounds 4, 8 and 10; the first base is made, not sent
+def test_a_base_is_sent_once_for_a_test_or_for_training() -> None:
+    planned = plan()  # tested after rounds 4, 8 and 10; the first base is not sent
     assert payload(planned, "values", "up") == Size.fixed(10 * 6 * VALUES)
     assert payload(planned, "values", "down") == Size.fixed(7 * 6 * VALUES)
     assert payload(planned, "evaluation", "down") == Size.fixed(3 * 6 * VALUES)
@@ -61,10 +61,10 @@ def test_sampled_clients_train_and_all_test() -> None:
     assert payload(planned, "evaluation", "down") == Size.fixed(3 * 6 * VALUES)
 
 
-def test_clients_that_are_asked_besides_may_be_too_late_to_cost_anything() -> None:
+def test_over_selected_clients_cost_between_nothing_and_a_full_round() -> None:
     sure = plan(replace(RUN, clients_per_round=2, over_selection=1.0))
     more = plan(replace(RUN, clients_per_round=2))
-    spare = 10 * (3 - 2)  # two reports of three clients, as long as the share lost is not nothing
+    spare = 10 * (3 - 2)  # three clients are invited for two reports
     for direction in ("up", "down"):
         low, high = payload(sure, "values", direction).low, payload(sure, "values", direction).high
         size = payload(more, "values", direction)
@@ -79,9 +79,9 @@ def test_dense_training_sends_everything_and_neither_scores_nor_mask() -> None:
     assert {phase for phase, _ in dense.rows} == {"initial", "values", "evaluation", "control"}
 
 
-def test_scores_pay_off_once_rounds_have_spared_more() -> None:
+def test_scores_pay_off_once_rounds_have_saved_more() -> None:
     dense, sparse = plan(replace(RUN, strategy="fedavg")), plan()
-    # Scores are 2.0 MB, and a round spares 2 * 1.8 MB.
+    # Scores are 2.0 MB, and a round saves 2 * 1.8 MB.
     assert sparse.break_even(dense) == 1
     half = plan(replace(RUN, sparsity="0.5"))
     # 2.0 MB of scores and at most 62.5 kB of mask against 2 * 1.0 MB.
@@ -90,7 +90,7 @@ def test_scores_pay_off_once_rounds_have_spared_more() -> None:
 
 
 def test_weights_that_do_not_follow_from_the_seed_are_sent() -> None:
-    own = Manifest(tuple(replace(one, init=Init("sent")) for one in MANIFEST.tensors))
+    own = Manifest(tuple(replace(tensor, init=Init("sent")) for tensor in MANIFEST.tensors))
     planned = plan_run(own, RUN, 8, reference_coding=False)
     assert payload(planned, "initial", "up") == Size.fixed(FULL)
     assert payload(planned, "initial", "down") == Size(0, 5 * FULL, 5 * FULL)
@@ -114,7 +114,7 @@ def test_lossy_values_are_smaller_in_both_directions(value_type: str) -> None:
     assert lossy.update.payload.most >= VALUES  # should a value not fit, all travel as they are
 
 
-def test_compact_scores_are_expected_to_take_bits_and_may_take_all_of_float32() -> None:
+def test_compact_scores_are_expected_to_be_small_and_bounded_by_float32() -> None:
     compact = plan(replace(RUN, scores="compact"))
     assert compact.scores.payload.most == 4 * 500_000  # if no code can hold them
     # 30 % of the scores are coded: 0.88 bits say which, and a code has 4.4 to 7 bits.
@@ -122,7 +122,7 @@ def test_compact_scores_are_expected_to_take_bits_and_may_take_all_of_float32() 
     assert compact.scores.payload.high < 500_000 / 2
 
 
-def test_chunks_down_are_those_that_travel() -> None:
+def test_download_bytes_are_those_of_built_chunks() -> None:
     data = np.random.default_rng(0).bytes(1_000_000)
     start, total = 5000, 0
     for at in range(0, len(data), 1 << 16):
@@ -132,20 +132,20 @@ def test_chunks_down_are_those_that_travel() -> None:
     assert download_bytes(len(data), offset=start) == total
 
 
-def test_chunks_up_follow_the_speed_of_the_link() -> None:
-    # At 1 Mbit/s half a second is 62.5 kB, so chunks shrink from 256 KiB to the least of 64 KiB.
+def test_upload_chunks_shrink_on_a_slow_link() -> None:
+    # At 1 Mbit/s half a second is 62.5 kB, so chunks shrink from 256 KiB to the minimum of 64 KiB.
     slow = upload_bytes(4 << 20, 1e6, pb.SendUpdateRequest)
     fast = upload_bytes(4 << 20, None, pb.SendUpdateRequest)
     assert fast < slow < (4 << 20) + 64 * 25
     assert upload_bytes(0, 1e6, pb.SendUpdateRequest) == 0
 
 
-def test_a_round_takes_its_transfers_and_turns_at_the_upload_slots() -> None:
+def test_a_round_takes_its_transfers_in_turns_at_the_upload_slots() -> None:
     link = Link(20e6, 20e6, 0.05)
     enough, few = plan(link=link).times, plan(link=link, slots=2).times
     assert enough is not None and few is not None
     assert enough.round.high == pytest.approx(enough.base.high + enough.update.high)
-    # Three turns, each with a round trip to be granted a slot.
+    # Three turns, each with a round trip for the grant of a slot.
     assert few.update.high == pytest.approx(enough.update.high + 0.05)
     assert few.round.high == pytest.approx(few.base.high + 3 * few.update.high)
 
@@ -158,7 +158,7 @@ def test_control_messages_stay_small() -> None:
 
 @pytest.mark.parametrize("value_type", ["float32", "bfloat16", "int8", "grid"])
 @pytest.mark.parametrize(("trained", "frozen"), [(2_000, 300_000), (50_000, 20_000)])
-def test_values_that_are_not_trained_cost_what_their_code_makes_of_them(
+def test_frozen_values_cost_what_their_code_makes_of_them(
     value_type: str, trained: int, frozen: int
 ) -> None:
     run = replace(RUN, value_type=value_type)
@@ -174,6 +174,6 @@ def test_values_that_are_not_trained_cost_what_their_code_makes_of_them(
     assert planned.most == Coding(run, reference=True).update(values.size).size.most
 
 
-def test_frozen_values_cost_as_much_as_others_where_values_travel_plainly() -> None:
+def test_frozen_values_cost_as_much_as_others_without_reference_coding() -> None:
     frozen = plan_run(MANIFEST, RUN, 8, reference_coding=False, site=PlannedSite(num_frozen=500))
     assert frozen.update == plan().update

@@ -20,7 +20,7 @@ from ssfl.tools.check.forecast import Forecast, Terms, forecasts, sparsity_of
 from ssfl.tools.check.network import Route, check_route
 from ssfl.tools.check.probe import TOKEN_BYTES, Question
 from ssfl.tools.check.site_trial import SiteCheck
-from ssfl.tools.check.steps import CheckInterrupted, Owner, Remedy, StepFailed, StepResult, Steps
+from ssfl.tools.check.steps import CheckInterrupted, CheckResult, Owner, Remedy, StepFailed, Steps
 from ssfl.tools.check.view import (
     Screen,
     document,
@@ -179,7 +179,7 @@ def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
     """Return certificates and token; None if they cannot be used."""
     steps.part = "network"
 
-    def read() -> StepResult[Access]:
+    def read() -> CheckResult[Access]:
         try:
             access = read_access(config)
         except ProgramError as error:
@@ -188,7 +188,7 @@ def _check_files(config: CheckConfig, steps: Steps) -> Access | None:
         held = [f"CA {config.tls_ca}"] if access.tls else ["no TLS"]
         held += [f"certificate of {access.tls.pair.name}"] if access.tls and access.tls.pair else []
         held += ["join token"] if access.token else []
-        return StepResult(access, ", ".join(held))
+        return CheckResult(access, ", ".join(held))
 
     return steps.run("files", read)
 
@@ -198,7 +198,7 @@ def _check_client_id(config: CheckConfig, report: CheckReport, access: Access | 
     pair = access.tls.pair if access and access.tls else None
     certified = pair.name if pair and CLIENT_ID.fullmatch(pair.name) else ""
 
-    def find() -> StepResult[str]:
+    def find() -> CheckResult[str]:
         if config.client_id or config.data:
             try:
                 name = client_id_of(config)
@@ -207,10 +207,10 @@ def _check_client_id(config: CheckConfig, report: CheckReport, access: Access | 
                 raise StepFailed(
                     str(error).partition(": choose")[0], remedy, error.exit_code
                 ) from error
-            return StepResult(name, name)
+            return CheckResult(name, name)
         if certified:
-            return StepResult(certified, f"{certified}, from its certificate")
-        return StepResult(UNNAMED_CLIENT, f"{UNNAMED_CLIENT}: no --client-id or --data is given")
+            return CheckResult(certified, f"{certified}, from its certificate")
+        return CheckResult(UNNAMED_CLIENT, f"{UNNAMED_CLIENT}: no --client-id or --data is given")
 
     report.client_id = report.steps.run("client id", find) or certified or UNNAMED_CLIENT
 
@@ -224,7 +224,7 @@ def _token(config: CheckConfig, client_id: str) -> bytes:
     return token if len(token) == TOKEN_BYTES else b""
 
 
-def _settings(report: CheckReport) -> StepResult[None]:
+def _settings(report: CheckReport) -> CheckResult[None]:
     """Read the run's settings as a client does."""
     from ssfl.client.errors import Refused
     from ssfl.client.run_settings import read_settings
@@ -243,18 +243,18 @@ def _settings(report: CheckReport) -> StepResult[None]:
     mask = sparsity_of(run)
     if run.strategy == "ssfl" and not run.bytes_per_round:
         mask += " sparse"
-    return StepResult(
+    return CheckResult(
         None,
         f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}",
     )
 
 
-def _run_model(report: CheckReport) -> StepResult[None]:
+def _run_model(report: CheckReport) -> CheckResult[None]:
     """Read the description of the run's model."""
     answer = report.session.answer if report.session else None
     assert answer is not None
     if not answer.manifest:
-        return StepResult(None, "none yet: the first client describes one")
+        return CheckResult(None, "none yet: the first client describes one")
     try:
         model = report.run_manifest = Manifest.from_json(answer.manifest)
     except ManifestError as error:
@@ -263,10 +263,10 @@ def _run_model(report: CheckReport) -> StepResult[None]:
             Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
             ExitCode.REFUSED,
         ) from error
-    return StepResult(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
+    return CheckResult(None, f"{model.size:,} values, {model.num_masked:,} can be pruned")
 
 
-def _round(report: CheckReport) -> StepResult[None]:
+def _round(report: CheckReport) -> CheckResult[None]:
     """Forecast a round, and fail if the run's settings do not fit the model."""
     from ssfl.server.errors import ModelUnusable
     from ssfl.server.loop.first_model import begin_model
@@ -284,8 +284,8 @@ def _round(report: CheckReport) -> StepResult[None]:
             ) from error
     own = next((row for row in rounds if row.is_run), rounds[0] if rounds else None)
     if own is None:
-        return StepResult(None, "no forecast: the model is too small for 50 % sparsity")
-    return StepResult(
+        return CheckResult(None, "no forecast: the model is too small for 50 % sparsity")
+    return CheckResult(
         None, f"{format_size(own.up)} up, {format_size(own.down)} down at {format_sparsity(own)}"
     )
 

@@ -21,7 +21,7 @@ from ssfl.tools.check.probe import (
     ask,
     measure,
 )
-from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
+from ssfl.tools.check.steps import CheckResult, Owner, Remedy, StepFailed, Steps
 from ssfl.tools.plan.link import Link
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
@@ -95,7 +95,7 @@ class PreflightSession:
         if self._channel is not None:
             self._channel.close()
 
-    def ask(self) -> StepResult[None]:
+    def ask(self) -> CheckResult[None]:
         assert self._access is not None
         self._channel = open_channel(self._access.address, self._access.tls)
         self._stub = stub_for(self._channel, self._access.token)
@@ -108,13 +108,13 @@ class PreflightSession:
         proved = ["certificate"] if self._access.tls and self._access.tls.pair else []
         proved += ["join token"] if self._access.token else []
         known = f", {' and '.join(proved)} accepted" if proved else ""
-        return StepResult(
+        return CheckResult(
             None,
             f"run {answer.run_id}: {answer.phase}, {done} of {rounds} rounds, "
             f"{answer.num_clients} clients joined{known}",
         )
 
-    def version(self) -> StepResult[None]:
+    def version(self) -> CheckResult[None]:
         answer, ours = self._required_reply.answer, ssfl_version()
         if answer.protocol_version < PROTOCOL_VERSION:
             raise StepFailed(
@@ -125,45 +125,45 @@ class PreflightSession:
             )
         text = f"protocol {answer.protocol_version}, ssfl {answer.software}"
         if answer.software == ours:
-            return StepResult(None, f"{text} at both ends")
-        return StepResult(
+            return CheckResult(None, f"{text} at both ends")
+        return CheckResult(
             None,
             f"{text} there, {ours} here",
             Remedy(Owner.MACHINE, f"install ssfl {answer.software}, as the coordinator has"),
         )
 
-    def admission(self) -> StepResult[None]:
+    def admission(self) -> CheckResult[None]:
         answer = self._required_reply.answer
         _raise_refusal(answer)
         over = " (the run is over: it would get the final model)" if _is_over(answer) else ""
         if answer.phase == "stopped" and not answer.rounds_done:
             over = " (the run was stopped before its first round and has no model)"
-        return StepResult(None, f"{self._question.client_id} would be admitted{over}")
+        return CheckResult(None, f"{self._question.client_id} would be admitted{over}")
 
-    def samples(self, num_samples: int) -> StepResult[None]:
+    def samples(self, num_samples: int) -> CheckResult[None]:
         """Ask again, now with the number of samples in the shard."""
         try:
             answer = answer_to(self._stub, replace(self._question, num_samples=num_samples))
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
-                return StepResult(
+                return CheckResult(
                     None, f"not asked: {_details(error)}", Remedy(Owner.YOU, "try again")
                 )
             raise self._refused(error) from error
         _raise_refusal(answer)
         run, text = answer.settings, plural(num_samples, "training sample")
         if run.samples_over_max == "clip" and 0 < run.max_samples < num_samples:
-            return StepResult(None, f"admitted with {text}, weighted as {run.max_samples:,}")
-        return StepResult(None, f"admitted with {text}")
+            return CheckResult(None, f"admitted with {text}, weighted as {run.max_samples:,}")
+        return CheckResult(None, f"admitted with {text}")
 
-    def clock(self) -> StepResult[None]:
+    def clock(self) -> CheckResult[None]:
         assert self._access is not None
         ahead_s = self._required_reply.ahead_s
         if abs(ahead_s) < 1:
-            return StepResult(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
+            return CheckResult(None, f"agrees with the coordinator's ({abs(ahead_s):.2f} s apart)")
         text = f"{abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's"
         if abs(ahead_s) <= SKEW_WARNS_S:
-            return StepResult(None, text)
+            return CheckResult(None, text)
         remedy = Remedy(
             Owner.MACHINE,
             f"set this machine's clock (NTP); if it is right, ask {Owner.OPERATOR} to set the "
@@ -171,15 +171,15 @@ class PreflightSession:
         )
         if abs(ahead_s) > SKEW_FAILS_S and self._access.tls:
             raise StepFailed(f"this clock is {text}", remedy, ExitCode.REFUSED)
-        return StepResult(None, text, remedy)
+        return CheckResult(None, text, remedy)
 
-    def bandwidth(self) -> StepResult[None]:
+    def bandwidth(self) -> CheckResult[None]:
         try:
             self.link = measure(self._stub, self._question, self._required_reply.rtt_s)
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 again = "try again for a forecast of times"
-                return StepResult(
+                return CheckResult(
                     None, f"not measured: {_details(error)}", Remedy(Owner.YOU, again)
                 )
             raise StepFailed(
@@ -188,7 +188,9 @@ class PreflightSession:
                 ExitCode.UNREACHABLE,
             ) from error
         up, down = map(_rate, (self.link.up_bits_per_s, self.link.down_bits_per_s))
-        return StepResult(None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
+        return CheckResult(
+            None, f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms"
+        )
 
     @property
     def _required_reply(self) -> CoordinatorReply:

@@ -14,7 +14,7 @@ from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
-from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
+from ssfl.tools.check.steps import CheckResult, Owner, Remedy, StepFailed, Steps
 from ssfl.tools.plan.masks import planned_masks
 
 COMFORTABLE_FACTOR = 2  # warn if less than this multiple of the needed bytes is free
@@ -44,7 +44,7 @@ def check_disk(
     """
     steps.part = "site"
 
-    def state() -> StepResult[None]:
+    def state() -> CheckResult[None]:
         result = _check_space("--state-dir", state_dir, bytes_for(state_bytes), free)
         _check_leftover_files(state_dir)
         return result
@@ -110,7 +110,7 @@ def max_update_values(manifest: Manifest, settings: RunSettings) -> int:
 
 def _check_space(
     flag: str, folder: Path, needed_bytes: Callable[[], int | None], free: Free
-) -> StepResult[None]:
+) -> CheckResult[None]:
     existing = _nearest_existing(folder)
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         problem = "cannot be written" if existing.is_dir() else "is not a folder"
@@ -121,14 +121,14 @@ def _check_space(
         )
     left, needed = free(existing), needed_bytes()
     if needed is None:
-        return StepResult(
+        return CheckResult(
             None, f"{format_bytes(left)} free in {folder} (the needed space is unknown)"
         )
     text = f"{format_bytes(left)} free in {folder}, {format_bytes(needed)} needed"
     remedy = Remedy(Owner.MACHINE, f"free some space, or choose another disk with {flag}")
     if left < needed:
         raise StepFailed(text, remedy, ExitCode.STATE)
-    return StepResult(None, text, remedy if left < COMFORTABLE_FACTOR * needed else None)
+    return CheckResult(None, text, remedy if left < COMFORTABLE_FACTOR * needed else None)
 
 
 def _nearest_existing(folder: Path) -> Path:

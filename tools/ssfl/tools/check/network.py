@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode
 from ssfl.program.proxies import Proxy, exempted_by, proxy_for, unused_proxy_note
-from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
+from ssfl.tools.check.steps import CheckResult, Owner, Remedy, StepFailed, Steps
 
 if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
@@ -75,26 +75,26 @@ def check_route(steps: Steps, route: Route) -> None:
     steps.run("http/2", lambda: _http2(route), ["tls"])
 
 
-def _proxy(route: Route) -> StepResult[None]:
+def _proxy(route: Route) -> CheckResult[None]:
     route.proxy = proxy_for(route.host, route.environ)
     if route.proxy:
-        return StepResult(
+        return CheckResult(
             None,
             f"{route.proxy.address} ({route.proxy.variable}); {IDLE_NOTE}",
         )
     if ignored := unused_proxy_note(route.host, route.environ):
-        return StepResult(
+        return CheckResult(
             None,
             f"none: {ignored}",
             Remedy(Owner.MACHINE, f"fix the variable if {route.host} is behind the proxy"),
         )
     exempt = exempted_by(route.host, route.environ)
     if exempt:
-        return StepResult(None, f"none: {exempt} exempts {route.host}")
-    return StepResult(None, "none is set" if not is_loopback(route.host) else "none: this machine")
+        return CheckResult(None, f"none: {exempt} exempts {route.host}")
+    return CheckResult(None, "none is set" if not is_loopback(route.host) else "none: this machine")
 
 
-def _name(route: Route) -> StepResult[None]:
+def _name(route: Route) -> CheckResult[None]:
     host, port = route.next_hop
     began_s = time.monotonic()
     try:
@@ -107,9 +107,9 @@ def _name(route: Route) -> StepResult[None]:
     route.addresses = found[:MAX_ADDRESSES]
     shown = list(dict.fromkeys(address_info[-1][0] for address_info in found))
     if shown == [host]:
-        return StepResult(None, f"{host} is an address, not a name")
+        return CheckResult(None, f"{host} is an address, not a name")
     took_ms = 1000 * (time.monotonic() - began_s)
-    return StepResult(None, f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
+    return CheckResult(None, f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
 
 
 def _name_failure(route: Route, host: str, why: str) -> StepFailed:
@@ -159,7 +159,7 @@ def _connect(address_info: Any, deadline_s: float) -> socket.socket:
     return connection
 
 
-def _tcp(route: Route) -> StepResult[None]:
+def _tcp(route: Route) -> CheckResult[None]:
     """Connect to every address of the name, and keep those that answer."""
     good, bad, error = [], [], OSError()
     took_ms = 0.0
@@ -178,8 +178,8 @@ def _tcp(route: Route) -> StepResult[None]:
     route.addresses = good
     text = f"port {route.next_hop[1]} answers at {_hosts(good)} ({took_ms:.1f} ms)"
     if not bad:
-        return StepResult(None, text)
-    return StepResult(
+        return CheckResult(None, text)
+    return CheckResult(
         None,
         f"{text}, not at {_hosts(bad)}",
         Remedy(Owner.NETWORK, f"allow TCP to {_hosts(bad)}, or remove it from DNS"),
@@ -211,7 +211,7 @@ def _tcp_failure(route: Route, error: OSError) -> StepFailed:
     return StepFailed(text, remedy, ExitCode.UNREACHABLE)
 
 
-def _tunnel(route: Route) -> StepResult[None]:
+def _tunnel(route: Route) -> CheckResult[None]:
     assert route.proxy is not None
     try:
         with _connect(route.addresses[0], route.deadline_s) as connection:
@@ -221,7 +221,7 @@ def _tunnel(route: Route) -> StepResult[None]:
         status = f"({reply} within {route.deadline_s:g} s)"
     code = status.split(" ")[1:2]
     if code == ["200"]:
-        return StepResult(None, f"CONNECT {route.address} works")
+        return CheckResult(None, f"CONNECT {route.address} works")
     action = f"let the proxy {route.proxy.address} pass CONNECT to {route.address}"
     if code == ["407"]:
         action = (
@@ -254,7 +254,7 @@ def _request_tunnel(proxy: Proxy, address: str, connection: socket.socket) -> st
     return first if first else "nothing"
 
 
-def _tls(route: Route) -> StepResult[None]:
+def _tls(route: Route) -> CheckResult[None]:
     from ssfl.program.tls.probe import RemedyOwner, probe
 
     owners = {
@@ -282,13 +282,13 @@ def _tls(route: Route) -> StepResult[None]:
     return _check_certificate(route)
 
 
-def _check_certificate(route: Route) -> StepResult[None]:
+def _check_certificate(route: Route) -> CheckResult[None]:
     if route.tls is None:
         if is_loopback(route.host):
-            return StepResult(None, "none: traffic stays on this machine")
+            return CheckResult(None, "none: traffic stays on this machine")
         action = "use TLS (--tls-ca here, --tls-cert and --tls-key there), unless this is a VPN"
         text = "none: the network in between can read the traffic"
-        return StepResult(None, text, Remedy(Owner.OPERATOR, action))
+        return CheckResult(None, text, Remedy(Owner.OPERATOR, action))
     from cryptography import x509
 
     from ssfl.program.tls.pem import WARN_BEFORE, format_time
@@ -303,11 +303,11 @@ def _check_certificate(route: Route) -> StepResult[None]:
     days = (ends - datetime.now(UTC)).days
     if ends - datetime.now(UTC) < WARN_BEFORE:
         action = f"renew the coordinator's certificate: it expires in {days} days"
-        return StepResult(None, text, Remedy(Owner.OPERATOR, action))
+        return CheckResult(None, text, Remedy(Owner.OPERATOR, action))
     pair = route.tls.pair
     if pair and (warning := pair.warning() or pair.key_warning()):
-        return StepResult(None, text, Remedy(Owner.MACHINE, warning))
-    return StepResult(None, text)
+        return CheckResult(None, text, Remedy(Owner.MACHINE, warning))
+    return CheckResult(None, text)
 
 
 def _no_answer(route: Route) -> StepFailed:
@@ -321,10 +321,10 @@ def _no_answer(route: Route) -> StepFailed:
     )
 
 
-def _http2(route: Route) -> StepResult[None]:
+def _http2(route: Route) -> CheckResult[None]:
     """Send the HTTP/2 preface; a gRPC server answers with a SETTINGS frame."""
     if route.tls is not None:
-        return StepResult(None, "agreed in the handshake (ALPN h2)")
+        return CheckResult(None, "agreed in the handshake (ALPN h2)")
     from ssfl.program.tls.probe import GREETING
 
     try:
@@ -336,7 +336,7 @@ def _http2(route: Route) -> StepResult[None]:
     except OSError:
         answer = b""
     if len(answer) >= 9 and answer[3] == 4:
-        return StepResult(None, "answers")
+        return CheckResult(None, "answers")
     server = "an HTTP/1 web server" if answer[:5] == b"HTTP/" else "something without HTTP/2"
     raise StepFailed(
         f"{server} answers at {route.address}, not a coordinator",

@@ -23,7 +23,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.tools.check.coordinator import PreflightSession
-from ssfl.tools.check.steps import Owner, Remedy, StepFailed, StepResult, Steps
+from ssfl.tools.check.steps import CheckResult, Owner, Remedy, StepFailed, Steps
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class SiteCheck:
         )
         steps.run("memory", lambda: _memory(_required(device)), ["train"])
 
-    def _torch(self) -> StepResult[None]:
+    def _torch(self) -> CheckResult[None]:
         if find_spec("torch") is None:
             raise StepFailed(
                 "torch is not installed",
@@ -121,25 +121,25 @@ class SiteCheck:
             )
         import torch
 
-        return StepResult(None, f"torch {torch.__version__}")
+        return CheckResult(None, f"torch {torch.__version__}")
 
-    def _device(self) -> "StepResult[torch.device]":
+    def _device(self) -> "CheckResult[torch.device]":
         from ssfl.learning.device import choose_device, fingerprint, prepare_torch
 
         with self._failures_for(Owner.MACHINE, "choose another --device"):
             prepare_torch(self._config.threads)
             device = choose_device(self._config.device)
-        return StepResult(device, f"{device.type}: {fingerprint(device)}")
+        return CheckResult(device, f"{device.type}: {fingerprint(device)}")
 
-    def _task(self) -> "StepResult[LoadedTask]":
+    def _task(self) -> "CheckResult[LoadedTask]":
         from ssfl.learning.load_task import load_task
 
         action = f"fix the task ({self._config.task}), or choose another with --task"
         with self._failures_for(Owner.AUTHOR, action):
             task = load_task(self._config.task)
-        return StepResult(task, f"{task.name} (source {task.digest.hex()[:12]})")
+        return CheckResult(task, f"{task.name} (source {task.digest.hex()[:12]})")
 
-    def _shard(self, task: "LoadedTask") -> StepResult[Shard]:
+    def _shard(self, task: "LoadedTask") -> CheckResult[Shard]:
         action = "make the shard again (ssfl shards), or choose another with --data"
         with self._failures_for(Owner.DATA, action):
             path = find_shard(self._config.data, self._config.data_root)
@@ -150,12 +150,12 @@ class SiteCheck:
         text = f"{plural(shard.num_samples, 'training sample')} of {shape}, {tested}; {classes}"
         if not len(shard.test_x):
             remedy = Remedy(Owner.DATA, "hold out some samples for tests if you can")
-            return StepResult(shard, text, remedy)
-        return StepResult(shard, text)
+            return CheckResult(shard, text, remedy)
+        return CheckResult(shard, text)
 
     def _model(
         self, task: "LoadedTask", shard: Shard, device: "torch.device"
-    ) -> "StepResult[SiteModel]":
+    ) -> "CheckResult[SiteModel]":
         from ssfl.client.local_work import SiteModel
         from ssfl.learning.describe import num_frozen
         from ssfl.learning.load_task import BUILT_IN
@@ -174,13 +174,13 @@ class SiteCheck:
         name = manifest.model.get("model", manifest.model.get("task", ""))
         defaults = "" if self._is_run else " (with default settings; the run's are unknown)"
         text = f"{name}: {manifest.size:,} values, {manifest.num_masked:,} can be pruned{defaults}"
-        return StepResult(model, text)
+        return CheckResult(model, text)
 
-    def _same(self, model: "SiteModel") -> StepResult[None]:
+    def _same(self, model: "SiteModel") -> CheckResult[None]:
         assert self._run_manifest is not None
         difference = self._run_manifest.first_difference(model.manifest)
         if not difference:
-            return StepResult(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
+            return CheckResult(None, f"as the run's ({model.manifest.digest.hex()[:12]})")
         text = f"this site builds a different model than the run's: {difference}"
         if self._other_data(model.manifest.model):
             fresh = "start over with --fresh if the run has the wrong data"
@@ -200,7 +200,7 @@ class SiteCheck:
         """Return True if the run's samples differ from this site's in shape or classes."""
         return bool(self._run_manifest and self._run_manifest.data_difference(description))
 
-    def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "StepResult[Mask]":
+    def _score(self, task: "LoadedTask", shard: Shard, model: "SiteModel") -> "CheckResult[Mask]":
         from ssfl.learning.first_batch import try_first_batch
         from ssfl.learning.load_task import BUILT_IN
         from ssfl.learning.saliency import score_locally
@@ -218,11 +218,11 @@ class SiteCheck:
         self._score_s = time.monotonic() - began_s
         count = min(settings.batch_size, shard.num_samples)
         text = f"a batch of {plural(count, 'sample')} in {format_seconds(self._score_s)}"
-        return StepResult(top_k(scores, max(1, manifest.num_masked // 10)), text)
+        return CheckResult(top_k(scores, max(1, manifest.num_masked // 10)), text)
 
     def _train(
         self, task: "LoadedTask", shard: Shard, model: "SiteModel", mask: "Mask"
-    ) -> StepResult[Pace]:
+    ) -> CheckResult[Pace]:
         from ssfl.learning.batches import count_steps
         from ssfl.learning.evaluate import evaluate
         from ssfl.learning.masked_training import train_locally
@@ -248,7 +248,7 @@ class SiteCheck:
         pace = Pace(
             self._score_s, clock.step_s, test_s, count_steps(shard.num_samples, self._settings)
         )
-        return StepResult(
+        return CheckResult(
             pace,
             f"a step in {format_seconds(pace.step_s)}, a test in {format_seconds(test_s)}; "
             f"a round has {plural(pace.num_steps, 'step')}: {format_seconds(pace.round_s)}",
@@ -300,7 +300,7 @@ class _StepClock:
             raise _Enough
 
 
-def _memory(device: "torch.device") -> StepResult[None]:
+def _memory(device: "torch.device") -> CheckResult[None]:
     """Report the peak memory of this process, which has trained as a client does."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -311,8 +311,8 @@ def _memory(device: "torch.device") -> StepResult[None]:
 
         text += f"; {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
     if peak > MAX_MEMORY_SHARE * machine:
-        return StepResult(None, text, Remedy(Owner.MACHINE, "give this machine more memory"))
-    return StepResult(None, text)
+        return CheckResult(None, text, Remedy(Owner.MACHINE, "give this machine more memory"))
+    return CheckResult(None, text)
 
 
 def _required(value: Value | None) -> Value:

@@ -58,7 +58,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult(Generic[Value]):
+class CheckResult(Generic[Value]):
     """The result of a step that passed; with a remedy it is a warning."""
 
     value: Value
@@ -100,7 +100,7 @@ class Steps:
         self.part = ""  # of the next steps
 
     def run(
-        self, name: str, body: Callable[[], StepResult[Value]], needs: Sequence[str] = ()
+        self, name: str, body: Callable[[], CheckResult[Value]], needs: Sequence[str] = ()
     ) -> Value | None:
         """Return the value of a step; None if it failed, or if a step it needs did not pass."""
         if missing := [needed for needed in needs if not self.passed(needed)]:
