@@ -283,7 +283,7 @@ def test_a_mask_of_its_own_is_made_by_the_client() -> None:
 
 def test_a_client_that_makes_another_mask_of_its_own_stops() -> None:
     run = Run(replace(SETTINGS, criterion="client-random"))
-    with pytest.raises(Refused, match="makes another mask for us"):
+    with pytest.raises(Refused, match="mask for this client differs from our own"):
         run.give(Client(seed=SETTINGS.seed + 1), Work.TRAIN)
 
 
