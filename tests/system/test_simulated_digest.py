@@ -9,7 +9,7 @@ import pytest
 from ssfl import api
 from ssfl.api import RunHistory
 from ssfl.datasets.shards.shard_file import write_shard
-from system.federation import ROUNDS, RUN, Finished, finish, run_federation
+from system.federation import ROUNDS, RUN, FinishedRun, finish, run_federation
 from system.programs import Programs
 
 pytestmark = pytest.mark.system
@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def check_same(real: Finished, simulated: api.Simulated) -> None:
+def check_same(real: FinishedRun, simulated: api.Simulated) -> None:
     """Check that model and history are the same, except times and encodings."""
     assert simulated.digest == real.digest
     mine, theirs = simulated.history, RunHistory.of(real.history)
@@ -43,7 +43,7 @@ def check_same(real: Finished, simulated: api.Simulated) -> None:
 
 
 def test_a_simulated_sparse_run_has_the_digest_of_the_real_one(
-    shards: Path, undisturbed: Finished
+    shards: Path, undisturbed: FinishedRun
 ) -> None:
     simulated = api.simulate(api.read_shards(shards), **SETTINGS)
     check_same(undisturbed, simulated)
@@ -53,7 +53,7 @@ def test_a_simulated_sparse_run_has_the_digest_of_the_real_one(
         assert np.array_equal(tensor.numpy(), kept[name].numpy())
 
 
-def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: Finished) -> None:
+def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: FinishedRun) -> None:
     found = api.find_mask(api.read_shards(shards), **SETTINGS)
     assert found.mask.digest.hex() == undisturbed.history["mask"]["digest"]
     assert found.layers.kept.tolist() == RunHistory.of(undisturbed.history).layers.kept.tolist()
