@@ -43,7 +43,7 @@ class Broken(Exception):
 
 
 @dataclass
-class Task:
+class ReceivedTask:
     """A task with its payloads, each checked against its digest."""
 
     message: pb.Task
@@ -59,7 +59,7 @@ class Task:
 
 
 @dataclass
-class Sent:
+class UploadState:
     """The state of an upload."""
 
     grants: list[int] = field(default_factory=list)  # granted offsets
@@ -71,7 +71,7 @@ class _Download:
     """A task and the bytes of its payloads that have arrived."""
 
     def __init__(self, message: pb.Task) -> None:
-        self.task = Task(message)
+        self.task = ReceivedTask(message)
         self.payloads = _payloads(self.task)
         total = sum(payload.num_bytes for _, payload in self.payloads)
         self.buffer, self.receiver = bytearray(total), Receiver(total)
@@ -80,7 +80,7 @@ class _Download:
         self.receiver.check(chunk.offset, chunk.data, chunk.crc32)
         self.buffer[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
-    def whole(self) -> Task:
+    def whole(self) -> ReceivedTask:
         """Return the task with its payloads."""
         start = 0
         for name, payload in self.payloads:
@@ -111,7 +111,7 @@ class AsyncClient:
         """`chunk_bytes` 0: sizes as in `ssfl-client`. Deadlines that are None do not apply."""
         self.client_id = client_id
         self.num_samples = num_samples
-        self.sent = Sent()
+        self.sent = UploadState()
         self.received_bytes = 0  # protobuf messages of its newest task
         self._manifest = manifest
         self._encodings = encodings  # announced; it decodes no payload and sends float32
@@ -170,7 +170,7 @@ class AsyncClient:
             raise RuntimeError(f"{self.client_id}: a task where none was expected")
         return poll
 
-    async def receive(self, poll: Any) -> Task:
+    async def receive(self, poll: Any) -> ReceivedTask:
         """Return the complete task of a long poll; keep the bytes of a broken one."""
         self.received_bytes = 0
         while (response := await self._read(poll)) is not grpc.aio.EOF:
@@ -211,7 +211,7 @@ class AsyncClient:
 
     def scores_header(
         self,
-        task: Task,
+        task: ReceivedTask,
         payload: Buffer,
         encoding: transfer_pb2.Encoding = transfer_pb2.ENCODING_DENSE,
     ) -> saliency_pb2.SaliencyReport:
@@ -226,7 +226,7 @@ class AsyncClient:
 
     def update_header(
         self,
-        task: Task,
+        task: ReceivedTask,
         payload: Buffer,
         encoding: transfer_pb2.Encoding = transfer_pb2.ENCODING_VALUES_ONLY,
     ) -> update_pb2.SparseUpdate:
@@ -252,7 +252,7 @@ class AsyncClient:
 
     async def send_scores(
         self,
-        task: Task,
+        task: ReceivedTask,
         payload: Buffer,
         encoding: transfer_pb2.Encoding = transfer_pb2.ENCODING_DENSE,
     ) -> None:
@@ -261,7 +261,7 @@ class AsyncClient:
 
     async def send_update(
         self,
-        task: Task,
+        task: ReceivedTask,
         payload: Buffer,
         encoding: transfer_pb2.Encoding = transfer_pb2.ENCODING_VALUES_ONLY,
     ) -> None:
@@ -269,11 +269,11 @@ class AsyncClient:
         header = self.update_header(task, payload, encoding)
         self._check(await self.upload(header, payload, granted=task.work.upload_granted))
 
-    async def send_evaluation(self, task: Task) -> None:
+    async def send_evaluation(self, task: ReceivedTask) -> None:
         """Answer EVALUATE; raise unless the answer is accepted."""
         self._check(await self.evaluation(task))
 
-    async def evaluation(self, task: Task) -> int:
+    async def evaluation(self, task: ReceivedTask) -> int:
         """Answer EVALUATE; return the outcome."""
         request = pb.ReportEvaluationRequest(
             caller=self._caller, step=task.message.step, evaluation=TEST, work_s=WORK_S
@@ -291,7 +291,7 @@ class AsyncClient:
 
         `granted`: the grant came with the task, so all chunks are sent at once.
         """
-        self.sent = Sent()
+        self.sent = UploadState()
         rpc, message = self._rpc_of(header)
         call = rpc()
         try:
@@ -347,7 +347,7 @@ class AsyncClient:
             raise RuntimeError(f"{self.client_id}: {name} instead of OUTCOME_ACCEPTED")
 
 
-def _payloads(task: Task) -> list[tuple[str, transfer_pb2.Payload]]:
+def _payloads(task: ReceivedTask) -> list[tuple[str, transfer_pb2.Payload]]:
     """Return the payloads that follow a task, by name, in their order."""
     work = task.work
     if task.kind == "initialize":

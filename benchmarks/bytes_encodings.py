@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from benchmarks.bytes_models import Case, Vector
+from benchmarks.bytes_models import NetworkCase, Vector
 
 from ssfl.codec import csr, values_only
 from ssfl.codec.choose import ENCODINGS
@@ -37,7 +37,7 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Row:
+class EncodingRow:
     """The payload of one encoding of one model at one density."""
 
     model: str
@@ -76,7 +76,7 @@ class Row:
         }
 
 
-def encode_all(case: Case, seed: int = 0) -> list[Row]:
+def encode_all(case: NetworkCase, seed: int = 0) -> list[EncodingRow]:
     """Return the rows of one network."""
     manifest = manifest_of(build_model(case.model, (3, 32, 32), case.num_classes), {})
     vector = initial_vector(manifest, seed)
@@ -90,7 +90,9 @@ def encode_all(case: Case, seed: int = 0) -> list[Row]:
         paper["csr"] = _csr_bytes(manifest, everything)
         ours["csr"] = _csr_bytes(manifest, masked)
         rows += [
-            Row(case.name, float(density), name, paper[name], ours[name] + rest, 4 * manifest.size)
+            EncodingRow(
+                case.name, float(density), name, paper[name], ours[name] + rest, 4 * manifest.size
+            )
             for name in paper
         ]
     return rows

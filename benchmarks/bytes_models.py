@@ -23,7 +23,7 @@ Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Case:
+class NetworkCase:
     """A network of the paper."""
 
     name: str
@@ -32,14 +32,14 @@ class Case:
 
 
 CASES = (
-    Case("ResNet-18", "resnet18", 10),
-    Case("ResNet-50", "resnet50", 100),
-    Case("ResNet-110", "resnet110", 10),
+    NetworkCase("ResNet-18", "resnet18", 10),
+    NetworkCase("ResNet-50", "resnet50", 100),
+    NetworkCase("ResNet-110", "resnet110", 10),
 )
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSet:
     """A whole data set."""
 
     source: str
@@ -56,17 +56,19 @@ class Images:
         return Shard(x[:SAMPLES], y[:SAMPLES], x[SAMPLES:], y[SAMPLES:], num_classes)
 
 
-def load_images() -> Images:
+def load_images() -> ImageSet:
     """Return the available images."""
     if not FASHION_MNIST.is_dir():
         small = digits()
         x = np.rint(small.train_x * 255).astype(np.uint8).repeat(4, axis=2).repeat(4, axis=3)
-        return Images("scikit-learn's digits, 8x8 enlarged to 3x32x32", _coloured(x), small.train_y)
+        return ImageSet(
+            "scikit-learn's digits, 8x8 enlarged to 3x32x32", _coloured(x), small.train_y
+        )
     x = _read_idx(FASHION_MNIST / "t10k-images-idx3-ubyte.gz")[:, None]
     y = _read_idx(FASHION_MNIST / "t10k-labels-idx1-ubyte.gz").astype(np.int64)
     border = (SIDE - x.shape[-1]) // 2
     x = np.pad(x, ((0, 0), (0, 0), (border, border), (border, border)))
-    return Images(
+    return ImageSet(
         "Fashion-MNIST (10,000 test images), 28x28 with a border to 3x32x32", _coloured(x), y
     )
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 from benchmarks import environment
-from benchmarks.bytes_encodings import FEDERATION, Row, encode_all
-from benchmarks.bytes_models import CASES, Images, load_images
+from benchmarks.bytes_encodings import FEDERATION, EncodingRow, encode_all
+from benchmarks.bytes_models import CASES, ImageSet, load_images
 from benchmarks.bytes_plot import plot
 from benchmarks.bytes_rounds import CLIENTS, SAMPLED, Budget, budgets
-from benchmarks.bytes_run import ROUNDS, Run, run
+from benchmarks.bytes_run import ROUNDS, MeasuredRun, run
 
 MB = 1e6
 LOCAL_STEPS = 5
@@ -41,7 +41,7 @@ WAYS = {
 }
 
 
-def real_runs(images: Images, local_steps: int) -> list[Run]:
+def real_runs(images: ImageSet, local_steps: int) -> list[MeasuredRun]:
     """Run each federation in its own folder."""
     done = []
     for name, flags in RUNS.items():
@@ -50,7 +50,7 @@ def real_runs(images: Images, local_steps: int) -> list[Run]:
     return done
 
 
-def show_encodings(rows: list[Row]) -> None:
+def show_encodings(rows: list[EncodingRow]) -> None:
     """Print table 1."""
     print(
         "1. Payload of one model, in per cent of dense. paper: density over all parameters;\n"
@@ -102,7 +102,7 @@ def show_budgets(found: list[Budget]) -> None:
     print()
 
 
-def show_runs(runs: list[Run], found: list[Budget], local_steps: int) -> None:
+def show_runs(runs: list[MeasuredRun], found: list[Budget], local_steps: int) -> None:
     """Print table 3."""
     print(
         f"3. Real runs of ResNet-18, {ROUNDS} rounds of {local_steps} steps: the ledger's messages "

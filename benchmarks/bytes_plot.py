@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bytes_encodings import DENSITIES, Row
+from benchmarks.bytes_encodings import DENSITIES, EncodingRow
 from benchmarks.bytes_rounds import Budget, Cost
-from benchmarks.bytes_run import Run
+from benchmarks.bytes_run import MeasuredRun
 
 MODEL = "ResNet-18"
 MB = 1e6
@@ -26,7 +26,7 @@ LINES = {
 PARTS = (("initial", "initial weights", "C7"), ("scores", "scores", "C1"), ("mask", "mask", "C4"))
 
 
-def plot(rows: list[Row], found: list[Budget], runs: list[Run], path: Path) -> None:
+def plot(rows: list[EncodingRow], found: list[Budget], runs: list[MeasuredRun], path: Path) -> None:
     """Draw ResNet-18; the other networks differ only in size."""
     import matplotlib.pyplot as plt
 
@@ -42,7 +42,7 @@ def plot(rows: list[Row], found: list[Budget], runs: list[Run], path: Path) -> N
     plt.close(figure)
 
 
-def _encodings(axis: Any, rows: list[Row]) -> None:
+def _encodings(axis: Any, rows: list[EncodingRow]) -> None:
     """Draw bars of measured bytes, with ticks at the values of the paper's table."""
     height = 0.38
     for group, density in enumerate(float(d) for d in DENSITIES):

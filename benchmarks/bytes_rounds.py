@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.bytes_encodings import DENSITIES
-from benchmarks.bytes_models import SIDE, Case, Images, Vector
+from benchmarks.bytes_models import SIDE, ImageSet, NetworkCase, Vector
 
 from ssfl.codec import scores, sorted_bits
 from ssfl.learning import image_task
@@ -104,7 +104,7 @@ class Budget:
         }
 
 
-def budgets(case: Case, images: Images) -> Iterator[Budget]:
+def budgets(case: NetworkCase, images: ImageSet) -> Iterator[Budget]:
     """Yield the budget of one network at every density."""
     model = build_model(case.model, (3, SIDE, SIDE), case.num_classes)
     manifest = manifest_of(model, {})

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarks.bytes_models import CASES, Images
+from benchmarks.bytes_models import CASES, ImageSet
 from benchmarks.bytes_rounds import Cost
 from benchmarks.coordinator_process import Coordinator, coordinator
 from benchmarks.update_bytes import INFO_BYTES, RECEIVED_AT, SENT_AT
@@ -42,7 +42,7 @@ RunRow = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Connection:
+class CountedConnection:
     """One direction of a client's connection, counted by the coordinator and by the kernel."""
 
     client: str
@@ -73,13 +73,13 @@ class Connection:
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """A finished run and its bytes."""
 
     name: str
     flags: Sequence[str]
     rows: list[RunRow] = field(repr=False)  # of ledger.csv
-    connections: list[Connection]
+    connections: list[CountedConnection]
 
     @property
     def total_bytes(self) -> int:
@@ -131,7 +131,9 @@ class Run:
         }
 
 
-def run(name: str, flags: Sequence[str], images: Images, local_steps: int, folder: Path) -> Run:
+def run(
+    name: str, flags: Sequence[str], images: ImageSet, local_steps: int, folder: Path
+) -> MeasuredRun:
     """Run a federation to its end."""
     for client in range(CLIENTS):
         write_shard(folder / f"site_{client}.npz", images.shard(client, MODEL.num_classes))
@@ -152,10 +154,10 @@ def run(name: str, flags: Sequence[str], images: Images, local_steps: int, folde
     (ledger,) = folder.glob("runs/*/coordinator/ledger.csv")
     with ledger.open(newline="") as file:
         rows: list[RunRow] = list(csv.DictReader(file))
-    return Run(name, flags, rows, list(_compare(rows, carried)))
+    return MeasuredRun(name, flags, rows, list(_compare(rows, carried)))
 
 
-def _compare(rows: list[RunRow], carried: dict[str, dict[str, int]]) -> Iterator[Connection]:
+def _compare(rows: list[RunRow], carried: dict[str, dict[str, int]]) -> Iterator[CountedConnection]:
     """Yield the sums of the ledger with those of the kernel."""
     sums: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
@@ -164,7 +166,7 @@ def _compare(rows: list[RunRow], carried: dict[str, dict[str, int]]) -> Iterator
     for client, directions in carried.items():
         for direction, kernel in directions.items():
             payload, message, on_socket = (sums[client, direction, kind] for kind in KINDS)
-            yield Connection(client, direction, payload, message, on_socket, kernel)
+            yield CountedConnection(client, direction, payload, message, on_socket, kernel)
 
 
 class Tap:

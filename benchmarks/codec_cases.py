@@ -39,7 +39,7 @@ BARS = {"values only": 3.0, "fold": 8.0, "reference": 20.0, "Top-k": 5.0}
 
 
 @dataclass(frozen=True)
-class Case:
+class SpeedCase:
     """A case; `bar` is a multiple of the memcpy."""
 
     name: str
@@ -48,7 +48,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     """A measurement."""
 
     name: str
@@ -58,14 +58,14 @@ class Row:
     bar: float | None
 
 
-def measure(source: Floats, cases: list[Case], budget_s: float) -> list[Row]:
+def measure(source: Floats, cases: list[SpeedCase], budget_s: float) -> list[SpeedRow]:
     """Return a row for every case, and one for the memcpy of `source`."""
     target = np.ones_like(source)
-    all_cases = [Case("memcpy", lambda: np.copyto(target, source)), *cases]
+    all_cases = [SpeedCase("memcpy", lambda: np.copyto(target, source)), *cases]
     min_s = take_turns({case.name: case.run for case in all_cases}, budget_s)
     copy_s = min_s["memcpy"]
     return [
-        Row(case.name, source.size, min_s[case.name], min_s[case.name] / copy_s, case.bar)
+        SpeedRow(case.name, source.size, min_s[case.name], min_s[case.name] / copy_s, case.bar)
         for case in all_cases
     ]
 
@@ -84,7 +84,7 @@ def take_turns(runs: dict[str, Callable[[], object]], budget_s: float) -> dict[s
     return min_s
 
 
-def value_rows(size: int, budget_s: float) -> list[Row]:
+def value_rows(size: int, budget_s: float) -> list[SpeedRow]:
     """Measure the operations on an update: encoding, folding, coding against the base."""
     generator = np.random.default_rng(size)
     base = generator.standard_normal(size, dtype=np.float32)
@@ -95,8 +95,8 @@ def value_rows(size: int, budget_s: float) -> list[Row]:
     buffer = memoryview(bytearray(b"\1") * blocks.max_encoded_bytes(reference.CODE, size))
     sent = buffer[: 4 * size]
     cases = [
-        Case("values only, encode", lambda: VALUES_ONLY.reader(vector).readinto(sent)),
-        Case("fold into int64", lambda: total.fold_at(0, base, 100)),
+        SpeedCase("values only, encode", lambda: VALUES_ONLY.reader(vector).readinto(sent)),
+        SpeedCase("fold into int64", lambda: total.fold_at(0, base, 100)),
     ]
     out = np.ones_like(base)
     for noise in (0.01, 0.1):  # relative change of a value in a round
@@ -105,7 +105,7 @@ def value_rows(size: int, budget_s: float) -> list[Row]:
         values *= base
         cases += _reference_cases(values, base, buffer, out, f"change {noise:.0%}")
     if size == LARGE:
-        cases = [Case(case.name, case.run, _bar(case.name)) for case in cases]
+        cases = [SpeedCase(case.name, case.run, _bar(case.name)) for case in cases]
     return measure(base, cases, budget_s)
 
 
@@ -115,7 +115,7 @@ def _bar(name: str) -> float:
 
 def _reference_cases(
     values: Floats, base: Floats, buffer: memoryview, out: Floats, note: str
-) -> Iterator[Case]:
+) -> Iterator[SpeedCase]:
     payload = bytes(blocks.encode(reference.CODE, values, base))
 
     def decode() -> None:
@@ -127,8 +127,8 @@ def _reference_cases(
         raise AssertionError("reference coding lost a bit")
     share = len(payload) / values.nbytes
     encode = partial(blocks.encode_into, reference.CODE, values, base, buffer)
-    yield Case(f"reference, encode, {note} ({share:.1%} of the bytes)", encode)
-    yield Case(f"reference, decode, {note}", decode)
+    yield SpeedCase(f"reference, encode, {note} ({share:.1%} of the bytes)", encode)
+    yield SpeedCase(f"reference, decode, {note}", decode)
 
 
 def layered(size: int) -> Floats:
@@ -181,7 +181,7 @@ def top_k_rows(size: int, kinds: list[str], budget_s: float) -> list[dict[str, A
     for kind in kinds:
         values = SCORES[kind](size)
         bar = None if kind == "all equal" else BARS["Top-k"]
-        case = Case(f"Top-k, {kind}", partial(top_k, values, k), bar)
+        case = SpeedCase(f"Top-k, {kind}", partial(top_k, values, k), bar)
         _, row = measure(values, [case], budget_s)
         tracemalloc.start()
         mask = top_k(values, k)
@@ -200,7 +200,7 @@ def obvious_top_k(values: Floats, k: int) -> bytes:
     return np.packbits(kept, bitorder="little").tobytes()
 
 
-def model_rows(budget_s: float) -> list[Row]:
+def model_rows(budget_s: float) -> list[SpeedRow]:
     """Measure the operations on a whole ResNet-18: gather, scatter, mask code, score code."""
     generator = np.random.default_rng(2)
     weights = generator.standard_normal(RESNET18, dtype=np.float32)
@@ -216,22 +216,22 @@ def model_rows(budget_s: float) -> list[Row]:
         raise AssertionError("the mask code lost a bit")
     coded = scores.encode(saliency, num_coded, words)
     cases = [
-        Case("gather kept values", lambda: mask.gather(weights)),
-        Case("scatter kept values", lambda: mask.scatter(kept)),
-        Case(f"mask, zstd, encode ({len(frame):,} B)", lambda: masks.compress(mask.bits)),
-        Case("mask, zstd, decode", lambda: masks.decompress(frame, RESNET18)),
-        Case(
+        SpeedCase("gather kept values", lambda: mask.gather(weights)),
+        SpeedCase("scatter kept values", lambda: mask.scatter(kept)),
+        SpeedCase(f"mask, zstd, encode ({len(frame):,} B)", lambda: masks.compress(mask.bits)),
+        SpeedCase("mask, zstd, decode", lambda: masks.decompress(frame, RESNET18)),
+        SpeedCase(
             f"mask, sorted bits, encode ({len(bits):,} B)",
             lambda: sorted_bits.encode(mask.bits, RESNET18_SHAPES, weights),
         ),
-        Case(
+        SpeedCase(
             "mask, sorted bits, decode",
             lambda: sorted_bits.decode(bits, RESNET18_SHAPES, weights),
         ),
-        Case(
+        SpeedCase(
             f"scores, encode ({len(coded):,} B)", lambda: scores.encode(saliency, num_coded, words)
         ),
-        Case("scores, decode", lambda: scores.decode(coded, RESNET18)),
+        SpeedCase("scores, decode", lambda: scores.decode(coded, RESNET18)),
     ]
     return measure(weights, cases, budget_s)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import checksum_cases, codec_cases, environment
-from benchmarks.codec_cases import LARGE, RESNET18, UPDATE, Row
+from benchmarks.codec_cases import LARGE, RESNET18, UPDATE, SpeedRow
 
 from ssfl.program.malloc import keep_chunk_buffers
 
@@ -30,7 +30,7 @@ def measure_all() -> dict[str, Any]:
     keep_chunk_buffers()  # as coordinator and client do at their start
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     for size, budget_s in ((UPDATE, 3.0), (RESNET18, 5.0), (LARGE, 15.0)):
         rows += codec_cases.value_rows(size, budget_s)
     rows += codec_cases.model_rows(5.0)

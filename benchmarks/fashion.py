@@ -56,7 +56,7 @@ class NoData(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class FashionImages:
     """The whole data set as stored."""
 
     train_x: Bytes  # (60000, 28, 28)
@@ -65,10 +65,10 @@ class Images:
     test_y: npt.NDArray[np.int64]
 
 
-def read_images(folder: Path) -> Images:
+def read_images(folder: Path) -> FashionImages:
     """Return Fashion-MNIST; raise NoData if a file is missing."""
     x, y, test_x, test_y = (_read_idx(folder, name) for name in FILES)
-    return Images(x, y.astype(np.int64), test_x, test_y.astype(np.int64))
+    return FashionImages(x, y.astype(np.int64), test_x, test_y.astype(np.int64))
 
 
 def _read_idx(folder: Path, name: str) -> Bytes:
@@ -102,12 +102,12 @@ def client_names(num_clients: int) -> list[str]:
 class Split:
     """The samples of each client: Dirichlet(0.3) class mixes, equal sizes."""
 
-    images: Images
+    images: FashionImages
     train: list[npt.NDArray[np.int64]]
     test: list[npt.NDArray[np.int64]]
 
     @classmethod
-    def of(cls, images: Images, num_clients: int, seed: int) -> "Split":
+    def of(cls, images: FashionImages, num_clients: int, seed: int) -> "Split":
         train = partition(images.train_y, num_clients, "dirichlet", ALPHA, seed)
         counts = count_classes(images.train_y, train, NUM_CLASSES)
         return cls(images, train, partition_test(images.test_y, counts))
@@ -154,7 +154,7 @@ class FashionFederation:
     """Clients with their data, and the work of a coordinator."""
 
     def __init__(
-        self, images: Images, seed: int, num_clients: int = NUM_CLIENTS, per_round: int = 0
+        self, images: FashionImages, seed: int, num_clients: int = NUM_CLIENTS, per_round: int = 0
     ) -> None:
         self.settings = RunSettings(
             sparsity=SPARSITY, clients=num_clients, clients_per_round=per_round, local_epochs=1,

@@ -36,7 +36,7 @@ DEFAULTS = [
 
 
 @dataclass(frozen=True)
-class Row:
+class ServerRow:
     """One kind of server."""
 
     server: str
@@ -89,7 +89,7 @@ def _handlers(poll: Any, upload: Any) -> Any:
     return grpc.method_handlers_generic_handler("Idle", methods)
 
 
-async def measure(name: str, flags: list[str], clients: int) -> Row:
+async def measure(name: str, flags: list[str], clients: int) -> ServerRow:
     """Hold the streams of `clients` open, then let them upload; return their cost."""
     command = [sys.executable, "-m", "benchmarks.idle_servers", *flags]
     process = subprocess.Popen(command, cwd=environment.ROOT, stdout=subprocess.PIPE, text=True)
@@ -111,7 +111,9 @@ async def measure(name: str, flags: list[str], clients: int) -> Row:
     def kb_per_client(resident: int) -> float:
         return (resident - started) / clients / 1000
 
-    return Row(name, kb_per_client(idle), threads, None if after is None else kb_per_client(after))
+    return ServerRow(
+        name, kb_per_client(idle), threads, None if after is None else kb_per_client(after)
+    )
 
 
 async def _upload(channels: list[Any]) -> bool:

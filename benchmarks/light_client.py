@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
-from benchmarks.async_client import MUST_READ, AsyncClient, Broken, Task
+from benchmarks.async_client import MUST_READ, AsyncClient, Broken, ReceivedTask
 from benchmarks.workload import digest
 
 from ssfl.method.manifest import Manifest
@@ -160,12 +160,12 @@ class LightClient:
                 case _:
                     raise AssertionError(f"an unexpected task: {task.kind}")
 
-    def _store_model(self, task: Task) -> None:
+    def _store_model(self, task: ReceivedTask) -> None:
         self._base = task.parts.get("base", self._base)
         if hashlib.sha256(self._base).digest() != task.work.base_digest:
             raise AssertionError(f"{self.client_id}: another base than the task names")
 
-    def _score(self, client: AsyncClient, task: Task) -> None:
+    def _score(self, client: AsyncClient, task: ReceivedTask) -> None:
         """PendingUpload with whole numbers that differ by client and mask."""
         places = np.arange(self.manifest.num_masked)
         scores = places * (self.number + 3 + 11 * task.work.scoring_epoch) % 997
@@ -173,7 +173,7 @@ class LightClient:
         header = client.scores_header(task, data)
         self._answer = PendingUpload(task.message.step, header, data, granted=False)
 
-    def _train(self, client: AsyncClient, task: Task) -> None:
+    def _train(self, client: AsyncClient, task: ReceivedTask) -> None:
         """Add quarters that differ by client and round."""
         work = task.work
         base = np.frombuffer(self._base, dtype="<f4")

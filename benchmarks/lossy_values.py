@@ -30,7 +30,7 @@ from benchmarks import environment
 from benchmarks.fashion import NUM_CLIENTS, parsed, training_parser
 from benchmarks.parallel import run_all
 from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
-from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
+from benchmarks.value_runs import TrainingOutcome, TrainingRun, add_runs_flag, run
 
 BYTES_BAR = 0.40
 MEANT = ("bfloat16", "int8", "grid 2^-16")  # values of --value-type, other settings default
@@ -42,7 +42,7 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """A variant, over all seeds."""
 
     name: str
@@ -71,7 +71,9 @@ class Row:
         return max(self.up, self.change) <= BYTES_BAR and self.within_noise
 
 
-def row_of(variant: Variant, outcomes: list[Outcome], lossless: list[Outcome]) -> Row:
+def row_of(
+    variant: Variant, outcomes: list[TrainingOutcome], lossless: list[TrainingOutcome]
+) -> VariantRow:
     """Return the means over seeds."""
     coded = "first base" if variant.from_first else "previous base"
     accuracy = np.array([outcome.final_accuracy for outcome in outcomes])
@@ -79,7 +81,7 @@ def row_of(variant: Variant, outcomes: list[Outcome], lossless: list[Outcome]) -
     minus = accuracy - reached
     seeds = len(outcomes)
     errors = [outcome.relative_errors(FIRST) for outcome in outcomes]
-    return Row(
+    return VariantRow(
         name=variant.name,
         up=_mean(outcome.up()[FIRST:] for outcome in outcomes),
         change=_mean(outcome.down(coded)[FIRST:] for outcome in outcomes),
@@ -98,12 +100,12 @@ def _mean(curves: Iterable[list[float]]) -> float:
     return float(np.nanmean(np.array(list(curves))))
 
 
-def met(rows: list[Row]) -> bool:
+def met(rows: list[VariantRow]) -> bool:
     """Return True if the supported variants meet their bars."""
     return all(row.met for row in rows if row.name in MEANT)
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[VariantRow]) -> None:
     """Print the table."""
     print(f"{'share of 4sP':<20}{'up':>7}{'change':>8}{'usable':>8}{'all down':>10}{'error up':>10}"
           f"{'base':>8}{'accuracy':>10}{'minus lossless':>20}")  # fmt: skip
@@ -118,7 +120,7 @@ def show(rows: list[Row]) -> None:
     print(f"bars for {', '.join(MEANT)}: {BYTES_BAR} of 4sP, accuracy within noise: {word}")
 
 
-def plot(rows: list[Row], path: Path) -> None:
+def plot(rows: list[VariantRow], path: Path) -> None:
     """Draw bytes, and the loss of accuracy."""
     import matplotlib.pyplot as plt
 
@@ -159,7 +161,7 @@ def main() -> int:
         variants = [variant for variant in variants if variant is LOSSLESS or variant.name in MEANT]
         seeds, rounds = 2, 6
     work = [
-        Run(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds, kept_in=args.runs)
+        TrainingRun(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds, kept_in=args.runs)
         for seed in range(seeds)
         for variant in variants
     ]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks import environment
-from benchmarks.async_client import AsyncClient, Task
+from benchmarks.async_client import AsyncClient, ReceivedTask
 from benchmarks.coordinator_process import Coordinator, MemorySampler, coordinator
 from benchmarks.workload import Workload, digest
 
@@ -133,7 +133,7 @@ class ClientPool:
         if await self._together.wait() == 0:
             self.marks.set(name, len(self.clients))
 
-    def _check(self, task: Task) -> None:
+    def _check(self, task: ReceivedTask) -> None:
         if task.kind == "score":
             return
         rounds_done = task.work.round_number if task.kind == "train" else task.work.rounds_done

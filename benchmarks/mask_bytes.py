@@ -36,7 +36,7 @@ BAR = 0.80
 
 
 @dataclass(frozen=True)
-class Row:
+class MaskRow:
     """One mask: bytes as shares of the entropy bound."""
 
     mask: str
@@ -67,7 +67,7 @@ class Refresh:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class NetworkModel:
     """The model as both ends know it."""
 
     shapes: Sequence[Shape]
@@ -80,7 +80,7 @@ def entropy_bytes(density: float, size: int) -> float:
     return -(density * math.log2(density) + rest * math.log2(rest)) * size / 8
 
 
-def measure(name: str, scores: Vector, density: float, network: Network) -> Row:
+def measure(name: str, scores: Vector, density: float, network: NetworkModel) -> MaskRow:
     """Encode the mask of the largest scores in each way."""
     mask = top_k(scores, round(density * scores.size))
     bound = entropy_bytes(mask.num_kept / mask.size, mask.size)
@@ -93,13 +93,13 @@ def measure(name: str, scores: Vector, density: float, network: Network) -> Row:
     without = sorted_bits.encode(mask.bits, network.shapes)
     if sorted_bits.decode(without, network.shapes) != mask.bits:
         raise AssertionError("sorted bits: the decoded mask differs")
-    return Row(
+    return MaskRow(
         name, density, bound, len(mask.bits) / bound, _zstd(mask.bits) / bound,
         len(without) / bound, len(best) / bound, encoded - begin, decoded - encoded,
     )  # fmt: skip
 
 
-def refresh(voters: int, replaced: int, held: Mask, new: Mask, network: Network) -> Refresh:
+def refresh(voters: int, replaced: int, held: Mask, new: Mask, network: NetworkModel) -> Refresh:
     """Encode a mask against the previous one, which every client holds."""
     difference = masks.difference(new.bits, held.bits)
     coded = sorted_bits.encode(difference, network.shapes, network.weights)
@@ -117,7 +117,7 @@ def _zstd(bits: bytes) -> int:
     return len(masks.compress(bits) or bits)
 
 
-def show(rows: list[Row], refreshes: list[Refresh]) -> None:
+def show(rows: list[MaskRow], refreshes: list[Refresh]) -> None:
     """Print the tables."""
     print(f"{'ResNet-18, share of W·H(s)/8':<30}{'bound':>12}{'packed':>9}{'zstd':>8}"
           f"{'sorted':>8}{'+ weights':>11}{'s to code':>11}")  # fmt: skip
@@ -136,7 +136,7 @@ def show(rows: list[Row], refreshes: list[Refresh]) -> None:
               f"{refresh.difference:>12,}{saved:>8.0%}{refresh.zstd:>12,}")  # fmt: skip
 
 
-def plot(rows: list[Row], path: Path) -> None:
+def plot(rows: list[MaskRow], path: Path) -> None:
     """Draw the shares by density."""
     import matplotlib.pyplot as plt
 
@@ -172,7 +172,7 @@ def main() -> int:
     if args.quick:
         voters, densities, cases = (5, DENSITIES[::2], ((5, 1),))
     _, manifest, initial = resnet()
-    network = Network(
+    network = NetworkModel(
         [tensor.shape for tensor, _ in manifest.masked()], initial[: manifest.num_masked]
     )
     with score_clients(args, max(sum(case) for case in cases)) as paths:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from benchmarks import environment
 from benchmarks.fashion import parsed, training_parser
-from benchmarks.one_off_runs import CodeResult, Coding, Codings, Short, code_scores, run_short
+from benchmarks.one_off_runs import CodeResult, Codings, ScoreCoding, Short, code_scores, run_short
 from benchmarks.parallel import run_all
 from benchmarks.resnet_scores import add_scores_flag, score_clients
 
@@ -32,13 +32,13 @@ from ssfl.method.strategies.ssfl import DECISIVE
 
 BYTES_BAR, OVERLAP_BAR = 0.10, 0.99
 FACTOR = DECISIVE  # coded scores, as a multiple of the kept ones
-DEFAULT = Coding(MANTISSA_BITS, FACTOR)
-CNN_CODINGS = tuple(Coding(bits, factor) for factor in (2, 3, 5, 0) for bits in range(6))
+DEFAULT = ScoreCoding(MANTISSA_BITS, FACTOR)
+CNN_CODINGS = tuple(ScoreCoding(bits, factor) for factor in (2, 3, 5, 0) for bits in range(6))
 RESNET_CODINGS = (
-    *(Coding(bits, FACTOR) for bits in range(6)),
-    *(Coding(MANTISSA_BITS, factor) for factor in (2, 5, 0)),
+    *(ScoreCoding(bits, FACTOR) for bits in range(6)),
+    *(ScoreCoding(MANTISSA_BITS, factor) for factor in (2, 5, 0)),
 )
-TRAINED = (None, Coding(0, FACTOR), Coding(1, FACTOR), DEFAULT)  # None: the exact mask
+TRAINED = (None, ScoreCoding(0, FACTOR), ScoreCoding(1, FACTOR), DEFAULT)  # None: the exact mask
 SEEDS = (0, 1, 2)
 ROUNDS = 30
 
@@ -62,7 +62,7 @@ def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
     work = [Short(args.data, seed, coding, rounds) for seed in seeds for coding in TRAINED]
     costs = [rounds] * len(work)
     reached = run_all(run_short, work, costs, args.processes, "training")
-    rows: dict[Coding | None, list[float]] = {coding: [] for coding in TRAINED}
+    rows: dict[ScoreCoding | None, list[float]] = {coding: [] for coding in TRAINED}
     for item, accuracy in zip(work, reached, strict=True):
         rows[item.coding].append(accuracy)
     exact = np.array(rows[None])

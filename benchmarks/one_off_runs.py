@@ -27,7 +27,7 @@ LAST = 5  # the final accuracy is the mean of the last rounds
 
 
 @dataclass(frozen=True)
-class Coding:
+class ScoreCoding:
     """A way to code scores."""
 
     mantissa_bits: int
@@ -45,7 +45,7 @@ class Codings:
     data: Path
     paths: tuple[Path, ...] | None  # files of ResNet-18's scores; None: the CNN's
     clients: int
-    codings: tuple[Coding, ...]
+    codings: tuple[ScoreCoding, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CodeResult:
 
     network: str
     clients: int
-    coding: Coding
+    coding: ScoreCoding
     coded: float  # coded scores, as a multiple of the kept ones
     bits: float  # per coordinate
     score_bytes: float  # mean over clients
@@ -72,7 +72,7 @@ class Short:
 
     data: Path
     seed: int
-    coding: Coding | None
+    coding: ScoreCoding | None
     rounds: int
 
 
@@ -114,7 +114,7 @@ def code_scores(work: Codings, report: Report) -> list[CodeResult]:
 
 
 def mask_of(
-    coding: Coding, exact: dict[str, Vector], weights: dict[str, int], kept: int, seed: int
+    coding: ScoreCoding, exact: dict[str, Vector], weights: dict[str, int], kept: int, seed: int
 ) -> tuple[Mask, float, float]:
     """Return the mask of coded scores, their mean bytes, and codes per kept coordinate."""
     received: dict[str, Vector] = {}

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environment
-from benchmarks.async_client import AsyncClient, Task
+from benchmarks.async_client import AsyncClient, ReceivedTask
 from benchmarks.coordinator_process import coordinator
 from benchmarks.shaped_link import (
     CONGESTION_CONTROL,
@@ -133,7 +133,7 @@ async def take_part(scenario: Scenario, address: str) -> None:
     await asyncio.gather(*(client.close() for client in clients))
 
 
-async def _get(client: AsyncClient, initial: bytes) -> Task:
+async def _get(client: AsyncClient, initial: bytes) -> ReceivedTask:
     """Return the next task, timed from the request to the last byte."""
     began_s = time.monotonic()
     task = await client.receive(client.ask(initial))
@@ -142,7 +142,7 @@ async def _get(client: AsyncClient, initial: bytes) -> Task:
     return task
 
 
-async def _answer(client: AsyncClient, task: Task, workload: Workload, number: int) -> None:
+async def _answer(client: AsyncClient, task: ReceivedTask, workload: Workload, number: int) -> None:
     began_s = time.monotonic()
     match task.kind:
         case "score":

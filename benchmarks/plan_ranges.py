@@ -40,7 +40,7 @@ Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Case:
+class DigitsCase:
     """A network, on digits enlarged by a factor."""
 
     model: str
@@ -52,26 +52,30 @@ class Case:
 class Training:
     """The settings of one training run; sparsity empty: dense."""
 
-    case: Case
+    case: DigitsCase
     sparsity: str
     learning_rate: float = 0.1
     local_epochs: int = 2
 
 
 NETWORKS = (
-    Case("mlp"), Case("cnn"), Case("cnn", 4, 3), Case("lenet5", 4), Case("resnet18", 2, 3),
-)  # fmt: skip
+    DigitsCase("mlp"),
+    DigitsCase("cnn"),
+    DigitsCase("cnn", 4, 3),
+    DigitsCase("lenet5", 4),
+    DigitsCase("resnet18", 2, 3),
+)
 TRAININGS = (
-    Training(Case("mlp"), "0.9"),
-    Training(Case("cnn"), "0.9"),
-    Training(Case("cnn", 2), "0.5"),
-    Training(Case("cnn", 2), "0.95", learning_rate=0.01),
-    Training(Case("mlp"), "", local_epochs=1),
+    Training(DigitsCase("mlp"), "0.9"),
+    Training(DigitsCase("cnn"), "0.9"),
+    Training(DigitsCase("cnn", 2), "0.5"),
+    Training(DigitsCase("cnn", 2), "0.95", learning_rate=0.01),
+    Training(DigitsCase("mlp"), "", local_epochs=1),
 )
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredSize:
     """One measured size, next to the planned one."""
 
     kind: str
@@ -89,7 +93,7 @@ class Found:
         return (self.num_bytes - self.planned.low) / (self.planned.high - self.planned.low)
 
 
-def sites_of(case: Case, settings: RunSettings) -> list[Site]:
+def sites_of(case: DigitsCase, settings: RunSettings) -> list[Site]:
     """Return clients with digits in the input size of a network."""
     whole, task = digits(), load_task("image")
     images = whole.train_x.repeat(case.times, axis=2).repeat(case.times, axis=3)
@@ -105,7 +109,7 @@ def sites_of(case: Case, settings: RunSettings) -> list[Site]:
     return sites
 
 
-def measure_scoring(case: Case) -> Iterator[Found]:
+def measure_scoring(case: DigitsCase) -> Iterator[MeasuredSize]:
     """Yield the sizes of compact scores and of the resulting mask."""
     settings = RunSettings(model=case.model)
     sites = sites_of(case, settings)
@@ -120,16 +124,16 @@ def measure_scoring(case: Case) -> Iterator[Found]:
         coded = strategy.num_decisive(manifest)
         planned = Coding(settings, reference=True).scores(manifest.num_masked, coded).size
         payload = scores.encode(found[0], coded, words)
-        yield Found("scores", where, len(payload), planned)
+        yield MeasuredSize("scores", where, len(payload), planned)
         kept = strategy.num_kept(manifest)
         bits = top_k(mean, kept).bits
         weights = initial[: manifest.num_masked]
         sorted_form = sorted_bits.encode(bits, manifest.masked_shapes, weights)
         forms = [sorted_form, masks.compress(bits) or bits]
-        yield Found("mask", where, min(map(len, forms)), mask_size(manifest, kept))
+        yield MeasuredSize("mask", where, min(map(len, forms)), mask_size(manifest, kept))
 
 
-def measure_training(training: Training) -> Iterator[Found]:
+def measure_training(training: Training) -> Iterator[MeasuredSize]:
     """Yield the sizes of every update and base of a run, in every value code."""
     settings = RunSettings(
         model=training.case.model,
@@ -155,7 +159,9 @@ def measure_training(training: Training) -> Iterator[Found]:
         )
         if number:  # the very first base is the previous one of the second
             planned = Coding(settings, reference=True).base(after.size, holds_previous=False).size
-            yield Found("values, previous base not held", where, min(nothing, to_first), planned)
+            yield MeasuredSize(
+                "values, previous base not held", where, min(nothing, to_first), planned
+            )
         base = after
 
 
@@ -164,18 +170,22 @@ def _mean(vectors: list[Vector]) -> Vector:
     return mean.astype(np.float32)
 
 
-def _coded(values: Vector, base: Vector, where: str, settings: RunSettings) -> Iterator[Found]:
+def _coded(
+    values: Vector, base: Vector, where: str, settings: RunSettings
+) -> Iterator[MeasuredSize]:
     planned = Coding(settings, reference=True).update(values.size).size
-    yield Found("values", where, len(blocks.encode(reference.CODE, values, base)), planned)
+    yield MeasuredSize("values", where, len(blocks.encode(reference.CODE, values, base)), planned)
     for value_type in VALUE_TYPES:
         lossy = replace(settings, value_type=value_type)
         code = lossy_code(lossy)
         assert code is not None
         planned = Coding(lossy, reference=True).update(values.size).size
-        yield Found(f"values, {value_type}", where, len(blocks.encode(code, values, base)), planned)
+        yield MeasuredSize(
+            f"values, {value_type}", where, len(blocks.encode(code, values, base)), planned
+        )
 
 
-def show(found: list[Found]) -> None:
+def show(found: list[MeasuredSize]) -> None:
     """Print the used part of the range by kind, and all sizes outside it."""
     print(f"{'':<32}{'sizes':>8}{'lowest':>9}{'highest':>9}   (0 and 1: the ends of the range)")
     for kind in dict.fromkeys(estimate.kind for estimate in found):
@@ -189,7 +199,7 @@ def show(found: list[Found]) -> None:
             )
 
 
-def summary(found: list[Found]) -> list[dict[str, Any]]:
+def summary(found: list[MeasuredSize]) -> list[dict[str, Any]]:
     """Return the smallest and largest size for every kind and network."""
     rows = []
     for kind, where in dict.fromkeys((estimate.kind, estimate.where) for estimate in found):

@@ -79,7 +79,7 @@ def resnet18(width: int = 64, classes: int = 10) -> Manifest:
     return Manifest(tuple(tensors), {"name": "benchmark"})
 
 
-class Uploads:
+class PreparedUploads:
     """The uploads of every client: made once, the same bytes for all."""
 
     def __init__(self, manifest: Manifest, *, coded: bool) -> None:
@@ -120,7 +120,9 @@ class Peaks:
 class UploadingClients:
     """All clients of one run."""
 
-    def __init__(self, server: Coordinator, uploads: Uploads, num_clients: int, *, coded: bool):
+    def __init__(
+        self, server: Coordinator, uploads: PreparedUploads, num_clients: int, *, coded: bool
+    ):
         self._uploads = uploads
         self._peaks = Peaks(server)
         encodings = CODED if coded else MUST_READ
@@ -175,7 +177,9 @@ class UploadingClients:
             self._peaks.begin("refresh")
 
 
-async def measure(uploads: Uploads, num_clients: int, folder: Path, *, coded: bool) -> Peaks:
+async def measure(
+    uploads: PreparedUploads, num_clients: int, folder: Path, *, coded: bool
+) -> Peaks:
     """Run one federation; return the peaks of its phases."""
     flags = ["--clients", str(num_clients), "--rounds", str(ROUNDS), "--sparsity", "0.9"]
     flags += ["--refresh-rounds", str(REFRESH_BEFORE), "--evaluate-every", "0"]
@@ -248,7 +252,7 @@ def main() -> int:
     _allow_files(4 * max(numbers) + 500)
     manifest, began_s, runs = resnet18(args.width), time.monotonic(), []
     for form in args.forms.split(","):
-        uploads = Uploads(manifest, coded=form == "coded")
+        uploads = PreparedUploads(manifest, coded=form == "coded")
         for number in numbers if form == "coded" else [min(numbers)]:
             with tempfile.TemporaryDirectory(prefix="ssfl-memory-") as folder:
                 peaks = asyncio.run(measure(uploads, number, Path(folder), coded=form == "coded"))

@@ -47,7 +47,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Look:
+class CoordinatorSample:
     """A sample of the coordinator."""
 
     rounds_done: int
@@ -59,7 +59,7 @@ class Look:
     files: int  # in the state directory, without uploads and snapshot, which come and go
 
 
-def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) -> Look:
+def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) -> CoordinatorSample:
     process = psutil.Process(server.process.pid)
     snapshot = StateDirectory(state_dir).snapshot.name
     # os.walk skips folders that disappear while it runs; rglob raises.
@@ -70,7 +70,7 @@ def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) ->
         for name in names
         if not name.startswith((".", snapshot))  # being written, or written once
     ]
-    return Look(
+    return CoordinatorSample(
         rounds_done,
         at_s,
         server.resident_bytes(),
@@ -90,7 +90,11 @@ def heap_bytes(server: Coordinator) -> int:
 
 
 async def watch(
-    server: Coordinator, state_dir: Path, first: LightClient, rounds: int, looks: list[Look]
+    server: Coordinator,
+    state_dir: Path,
+    first: LightClient,
+    rounds: int,
+    looks: list[CoordinatorSample],
 ) -> None:
     """Sample every few rounds, until cancelled; the tasks of client `first` count rounds."""
     began_s, every = time.monotonic(), max(1, rounds // LOOKS)
@@ -110,7 +114,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     initial = initial_vector(manifest, SEED)
     flags = [f"--clients={args.clients}", f"--rounds={args.rounds}", "--reproducible"]
     flags += ["--evaluate-every=50", "--log-level=warning", "--metrics-port=0"]
-    looks: list[Look] = []
+    looks: list[CoordinatorSample] = []
     with coordinator(folder, *flags) as server:
         clients = [
             LightClient(server.address, number, manifest, initial) for number in range(args.clients)
@@ -142,7 +146,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def figures(looks: list[Look]) -> dict[str, Any]:
+def figures(looks: list[CoordinatorSample]) -> dict[str, Any]:
     """Return the slope after the warm-up, and the growth from the third to the last quarter."""
     warm = looks[int(WARM_UP * len(looks)) :]
     half = len(looks) // 2
@@ -162,7 +166,7 @@ def figures(looks: list[Look]) -> dict[str, Any]:
     }
 
 
-def slope(looks: list[Look], of: str = "resident_bytes") -> float:
+def slope(looks: list[CoordinatorSample], of: str = "resident_bytes") -> float:
     """Return the median of the slopes of all pairs, in bytes per round."""
     rounds = np.array([look.rounds_done for look in looks], dtype=np.float64)
     values = np.array([getattr(look, of) for look in looks], dtype=np.float64)

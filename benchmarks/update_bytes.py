@@ -32,7 +32,7 @@ RECEIVED_AT, SENT_AT, INFO_BYTES = 128, 200, 208
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSize:
     """The number of values of a model, and the allowed bytes beyond its kept values."""
 
     name: str
@@ -45,8 +45,8 @@ class Model:
 
 
 MODELS = (
-    Model("ResNet-18", 11_164_352, 9_610, "1 %"),
-    Model("small CNN", 22_416, 186, "512 bytes"),  # 8x8 grey digits, 10 classes
+    ModelSize("ResNet-18", 11_164_352, 9_610, "1 %"),
+    ModelSize("small CNN", 22_416, 186, "512 bytes"),  # 8x8 grey digits, 10 classes
 )
 
 
@@ -59,7 +59,7 @@ class Bytes:
     socket: int
 
 
-class Wire:
+class ClientSocket:
     """The client's end of its connection, as counted by the kernel."""
 
     def __init__(self, server: Coordinator) -> None:
@@ -69,7 +69,7 @@ class Wire:
         )
         self._socket = socket.socket(fileno=os.dup(found.fd))
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> "ClientSocket":
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -93,7 +93,7 @@ async def measure_all() -> list[dict[str, Any]]:
     return rows
 
 
-async def measure(model: Model, folder: Path) -> dict[str, Any]:
+async def measure(model: ModelSize, folder: Path) -> dict[str, Any]:
     """Run one round; return the bytes of its download and upload."""
     workload = Workload(model.num_masked, model.num_dense, weights=[100])
     flags = ["--clients", "1", "--min-clients", "1", "--rounds", "2", "--log-level", "warning"]
@@ -108,7 +108,7 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
         first = await client.receive(client.ask(initial))  # with the mask, which is sent once
         await client.send_update(first, _encoded(workload.update(0, 0)))
         earlier = client.sent.message_bytes
-        with Wire(server) as wire:
+        with ClientSocket(server) as wire:
             result = await _round(client, workload, wire, initial)
         result["both_rounds"] = {
             "sent": earlier + result["up"]["messages"],
@@ -119,7 +119,7 @@ async def measure(model: Model, folder: Path) -> dict[str, Any]:
 
 
 async def _round(
-    client: AsyncClient, workload: Workload, wire: Wire, initial: bytes
+    client: AsyncClient, workload: Workload, wire: ClientSocket, initial: bytes
 ) -> dict[str, Any]:
     """Take part in the second round, which is like all later ones."""
     before = wire.totals()

@@ -26,23 +26,23 @@ from benchmarks.fashion import NUM_CLIENTS, parsed, training_parser
 from benchmarks.parallel import run_all
 from benchmarks.value_channel import LOSSLESS
 from benchmarks.value_compare import OURS, PCODEC
-from benchmarks.value_runs import Outcome, Run, add_runs_flag, run
+from benchmarks.value_runs import TrainingOutcome, TrainingRun, add_runs_flag, run
 
 UP_BAR, DOWN_BAR = 0.80, 0.79
 FIRST = 2  # the first round that counts: the earliest ones change most
 WORTH_IT = 0.03  # another library must save more than this share to be offered
 
 
-def runs_of(data: Path, quick: bool, kept_in: Path | None) -> dict[str, Run]:
+def runs_of(data: Path, quick: bool, kept_in: Path | None) -> dict[str, TrainingRun]:
     full, some, large = (11, 12, 4) if quick else (51, 51, 11)
     return {
-        "all of 100": Run(data, 0, LOSSLESS, NUM_CLIENTS, 0, full, True, kept_in),
-        "10 of 100": Run(data, 0, LOSSLESS, NUM_CLIENTS, 10, some, kept_in=kept_in),
-        "10 large clients": Run(data, 0, LOSSLESS, 10, 0, large, kept_in=kept_in),
+        "all of 100": TrainingRun(data, 0, LOSSLESS, NUM_CLIENTS, 0, full, True, kept_in),
+        "10 of 100": TrainingRun(data, 0, LOSSLESS, NUM_CLIENTS, 10, some, kept_in=kept_in),
+        "10 large clients": TrainingRun(data, 0, LOSSLESS, 10, 0, large, kept_in=kept_in),
     }
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: TrainingOutcome) -> dict[str, Any]:
     """Return the numbers of one run."""
     forms = outcome.forms(FIRST)
     return {

@@ -18,7 +18,7 @@ LAST = 10  # the final accuracy is the mean of the last rounds
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run."""
 
     data: Path
@@ -48,7 +48,7 @@ class Run:
 
 
 @dataclass
-class Outcome:
+class TrainingOutcome:
     """The bytes and the accuracy of a run."""
 
     paper_bytes: float  # 4sP
@@ -95,7 +95,7 @@ def add_runs_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(work: Run, report: Report) -> Outcome:
+def run(work: TrainingRun, report: Report) -> TrainingOutcome:
     """Return the outcome of a run, stored or new; runs in a process of its own."""
     if work.kept and work.kept.exists():
         report(work.cost)
@@ -109,13 +109,13 @@ def run(work: Run, report: Report) -> Outcome:
     return outcome
 
 
-def _read(path: Path) -> Outcome:
+def _read(path: Path) -> TrainingOutcome:
     fields = json.loads(path.read_text())
     fields["rounds"] = [Round(**row) for row in fields["rounds"]]
-    return Outcome(**fields)
+    return TrainingOutcome(**fields)
 
 
-def _train(work: Run, report: Report) -> Outcome:
+def _train(work: TrainingRun, report: Report) -> TrainingOutcome:
     clients = federation(work.data, work.seed, work.num_clients, work.per_round)
     mask = clients.mask
     first = mask.gather(clients.initial)
@@ -140,4 +140,4 @@ def _train(work: Run, report: Report) -> Outcome:
         code: float(np.mean([sample[code] for sample in samples])) / paper_bytes
         for code in (samples[0] if samples else ())
     }
-    return Outcome(paper_bytes, first.nbytes, channel.rounds, accuracy, means)
+    return TrainingOutcome(paper_bytes, first.nbytes, channel.rounds, accuracy, means)

@@ -48,7 +48,7 @@ NOT_RUN = "not run:"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PageBlock:
     """One fenced block: its kind, the line of its content, and the comment above it."""
 
     kind: str
@@ -90,7 +90,7 @@ def pages() -> list[str]:
     return [name for name in names if not name.startswith("docs/decisions/")]
 
 
-def blocks_of(text: str) -> Iterator[Block]:
+def blocks_of(text: str) -> Iterator[PageBlock]:
     """Yield the fenced blocks of a page in order."""
     note, note_end = "", -1
     for token in MarkdownIt().parse(text):
@@ -102,12 +102,12 @@ def blocks_of(text: str) -> Iterator[Block]:
             note, note_end = (found[1], end) if found else ("", -1)
         elif token.type == "fence":
             kind = (token.info.split() or [""])[0]
-            yield Block(kind, begin + 2, token.content, note if note_end == begin else "")
+            yield PageBlock(kind, begin + 2, token.content, note if note_end == begin else "")
         elif token.type == "code_block" and "```" in token.content:
-            yield Block("indented", begin + 1, token.content)
+            yield PageBlock("indented", begin + 1, token.content)
 
 
-def problem(block: Block) -> str:
+def problem(block: PageBlock) -> str:
     """Return the problem of a block, found before it is run; empty if there is none."""
     kinds = sorted(RUN | PARSERS.keys() | ONLY_READ)
     if block.kind == "indented":

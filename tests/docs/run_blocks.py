@@ -1,6 +1,6 @@
 """Runs the blocks of one page, in order, in the current folder: `run_blocks.py PAGE FOLDER`.
 
-The steps are in FOLDER/steps.json (`Block.as_step`). The output of a block goes to the file
+The steps are in FOLDER/steps.json (`PageBlock.as_step`). The output of a block goes to the file
 FOLDER/logs/<its line>. The first block that fails ends the page: its line and the error are
 printed; otherwise `done`.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from docs.pages import Block, blocks_of, problem
+from docs.pages import PageBlock, blocks_of, problem
 from ssfl.tools.local.fork_server import Forked, ForkServer
 from system.programs import free_port
 
@@ -79,7 +79,7 @@ def _start(
         )
 
 
-def _message(name: str, line: int, wrong: str, blocks: Sequence[Block], logs: Path) -> str:
+def _message(name: str, line: int, wrong: str, blocks: Sequence[PageBlock], logs: Path) -> str:
     shown = "".join(block.text for block in blocks if block.line == line)
     parts = [f"{name}:{line}: {wrong}{shown}"]
     for file in sorted(logs.iterdir()):

@@ -26,7 +26,7 @@ def test_blocks_run_in_order_in_one_interpreter_and_one_folder(
     text = page(
         "python: # part.py\nanswer = 42",
         "sh: echo from-the-shell > output",
-        "python: from part import answer\ntold = open('output').read().strip()",
+        "python: from part import answer\noutput = open('output').read().strip()",
         "pycon: >>> answer, output\n(42, 'from-the-shell')",
         "python: >>> answer + 1\n43\n>>> double = lambda x: 2 * x",
         "python: import inspect\ndef named():\n    return double(answer)\n"

@@ -8,7 +8,7 @@ import pytest
 
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard, write_shard
-from system.federation import SHARDS, Finished, run_federation
+from system.federation import SHARDS, FinishedRun, run_federation
 from system.programs import Programs
 from system.raw_client import RUN as RAW_RUN
 from system.raw_run import RawRun
@@ -59,7 +59,7 @@ def sites(programs: Programs, shards: Path) -> Programs:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finished:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> FinishedRun:
     """The reference run: no faults, installed commands. Disturbed runs must have its digest."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "shards").symlink_to(shards)

@@ -19,7 +19,7 @@ HELD_TASK = Path(__file__).with_name("held_task.py")
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished run."""
 
     folder: Path  # working directory of the programs; results are under runs/
@@ -28,20 +28,20 @@ class Finished:
     history: dict[str, Any]
 
 
-def run_federation(programs: Programs, *flags: str) -> Finished:
+def run_federation(programs: Programs, *flags: str) -> FinishedRun:
     """Run a coordinator and three clients to the end."""
     coordinator = programs.coordinator(*RUN, *flags)
     clients = [programs.client(shard, coordinator) for shard in SHARDS]
     return finish(coordinator, clients)
 
 
-def finish(coordinator: Coordinator, clients: list[Program]) -> Finished:
+def finish(coordinator: Coordinator, clients: list[Program]) -> FinishedRun:
     """Wait until all have exited with 0 and return the finished run."""
     assert {client.name: client.ends() for client in clients} == {c.name: 0 for c in clients}
     assert coordinator.ends() == 0
     history = coordinator.history()
     assert history["finished"] and not history["stopped"]
-    return Finished(coordinator.folder, history["run_id"], history["model_digest"], history)
+    return FinishedRun(coordinator.folder, history["run_id"], history["model_digest"], history)
 
 
 class Hold:

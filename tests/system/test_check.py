@@ -8,7 +8,7 @@ from system.federation import (
     HELD_TASK,
     RUN,
     SHARDS,
-    Finished,
+    FinishedRun,
     Hold,
     finish,
     first_gradient_of,
@@ -21,7 +21,7 @@ TASK = f"--task={HELD_TASK}"
 
 
 def test_a_check_in_the_middle_of_a_run_changes_nothing(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     coordinator = sites.coordinator(*RUN)
     hold = Hold(sites.folder, first_gradient_of(1))

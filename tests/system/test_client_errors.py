@@ -14,12 +14,14 @@ import pytest
 
 from ssfl.client.main import main
 from ssfl.program.exits import ExitCode
+from system.federation import HELD_TASK, Hold
 from system.programs import Coordinator, Program, Programs, until
 from system.raw_client import RawClient
 
 pytestmark = pytest.mark.system
 
 MLP = ("--model=mlp", "--clients=2")
+TASK = f"--task={HELD_TASK}"
 
 OTHER_MODEL = """
 from torch import nn
@@ -209,11 +211,15 @@ def test_an_out_dir_that_cannot_hold_the_model_is_reported(sites: Programs) -> N
     """The run is unaffected: a client with a usable folder fetches the model later."""
     coordinator = sites.coordinator("--model=mlp", "--clients=1", "--min-clients=1", "--rounds=1",
                                     "--local-steps=1")  # fmt: skip
-    (sites.folder / "file").write_text("not a folder")
-    client = sites.client("shard_00", coordinator, "--out-dir=file")
+    hold, out_dir = Hold(sites.folder, gradient=1), sites.folder / "file"
+    client = sites.client("shard_00", coordinator, TASK, "--out-dir=file", **hold.env)
+    hold.reached()
+    out_dir.rmdir()  # it could be written at the start
+    out_dir.write_text("not a folder")
+    hold.release()
     line = ended(client)
     assert client.ends() == ExitCode.STATE
     assert "file" in line
-    again = sites.client("shard_00", coordinator)
+    again = sites.client("shard_00", coordinator, TASK)
     assert again.ends() == ExitCode.DONE
     assert "final model stored" in again.err

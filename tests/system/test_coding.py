@@ -17,7 +17,7 @@ from system.federation import (
     HELD_TASK,
     RUN,
     SHARDS,
-    Finished,
+    FinishedRun,
     Hold,
     finish,
     first_gradient_of,
@@ -46,13 +46,13 @@ INVALID = StatusCode.INVALID_ARGUMENT
 ALL = list(range(1, 11))
 
 
-def encodings(run: Finished, phase: str, direction: str) -> set[str]:
+def encodings(run: FinishedRun, phase: str, direction: str) -> set[str]:
     """Return the encodings of a phase."""
     rows = [row for row in run.history["ledger"] if row["payload_bytes"]]
     return {r["encoding"] for r in rows if (r["phase"], r["direction"]) == (phase, direction)}
 
 
-def payload_bytes(run: Finished, phase: str, direction: str) -> int:
+def payload_bytes(run: FinishedRun, phase: str, direction: str) -> int:
     rows = run.history["ledger"]
     return sum(
         r["payload_bytes"] for r in rows if (r["phase"], r["direction"]) == (phase, direction)
@@ -63,7 +63,7 @@ def payload_bytes(run: Finished, phase: str, direction: str) -> int:
 
 
 def test_coding_against_a_reference_changes_bytes_and_nothing_else(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     run = run_federation(sites, "--reference-coding=on")
     assert run.digest == undisturbed.digest
@@ -73,7 +73,7 @@ def test_coding_against_a_reference_changes_bytes_and_nothing_else(
         assert 0 < coded < 0.85 * payload_bytes(undisturbed, "values", direction)
 
 
-def test_values_are_plain_on_loopback_and_the_encoding_is_logged(undisturbed: Finished) -> None:
+def test_values_are_plain_on_loopback_and_the_encoding_is_logged(undisturbed: FinishedRun) -> None:
     assert encodings(undisturbed, "values", "up") == {"values_only"}
     assert encodings(undisturbed, "values", "down") == {"values_only"}
     log = next(undisturbed.folder.glob("coordinator-*.err")).read_text()
@@ -87,7 +87,7 @@ def test_values_are_plain_on_loopback_and_the_encoding_is_logged(undisturbed: Fi
 
 
 @pytest.fixture(scope="module")
-def lossy(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Finished:
+def lossy(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> FinishedRun:
     """The lossy reference run, without faults."""
     folder = tmp_path_factory.mktemp("lossy")
     (folder / "shards").symlink_to(shards)
@@ -112,7 +112,7 @@ def start(programs: Programs) -> tuple[Coordinator, list[Any], Hold]:
 
 
 def test_a_lossy_run_codes_both_directions_and_reports_its_error(
-    lossy: Finished, undisturbed: Finished
+    lossy: FinishedRun, undisturbed: FinishedRun
 ) -> None:
     assert encodings(lossy, "values", "up") == {"int8"}
     assert encodings(lossy, "values", "down") == {"int8"}
@@ -126,7 +126,7 @@ def test_a_lossy_run_codes_both_directions_and_reports_its_error(
 
 
 def test_a_coordinator_killed_in_a_lossy_run_gives_the_same_digest(
-    sites: Programs, lossy: Finished
+    sites: Programs, lossy: FinishedRun
 ) -> None:
     """After a restart it has no change to send: clients without the base get the whole values."""
     coordinator, clients, hold = start(sites)
@@ -138,7 +138,7 @@ def test_a_coordinator_killed_in_a_lossy_run_gives_the_same_digest(
 
 
 def test_a_client_killed_in_a_lossy_run_restores_its_residual(
-    sites: Programs, lossy: Finished
+    sites: Programs, lossy: FinishedRun
 ) -> None:
     coordinator, clients, hold = start(sites)
     clients.pop().kill()

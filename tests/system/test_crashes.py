@@ -19,7 +19,7 @@ from system.federation import (
     HELD_TASK,
     RUN,
     SHARDS,
-    Finished,
+    FinishedRun,
     Hold,
     finish,
     first_gradient_of,
@@ -63,7 +63,7 @@ def restart(programs: Programs, coordinator: Coordinator) -> Coordinator:
 
 @pytest.mark.parametrize("gradient", [SCORING, IN_ROUND_1], ids=["scoring", "in a round"])
 def test_the_coordinator_resumes_with_the_same_accepted_set(
-    sites: Programs, undisturbed: Finished, gradient: int
+    sites: Programs, undisturbed: FinishedRun, gradient: int
 ) -> None:
     coordinator, clients, hold = start(sites, gradient)
     before = accepted(coordinator)
@@ -81,7 +81,7 @@ def test_the_coordinator_resumes_with_the_same_accepted_set(
 
 
 def test_a_coordinator_killed_right_after_the_run_still_delivers_the_model(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     coordinator, clients, hold = start(sites, first_gradient_of(2))
     hold.release()
@@ -100,7 +100,7 @@ def test_a_coordinator_killed_right_after_the_run_still_delivers_the_model(
 
 
 def test_a_client_killed_in_a_round_rejoins_with_its_token(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     coordinator, clients, hold = start(sites, IN_ROUND_1)
     clients.pop().kill()
@@ -142,7 +142,7 @@ def test_a_client_with_more_samples_than_before_continues(
 
 
 def test_a_finished_answer_survives_the_death_of_both_ends(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     """The client trains while the coordinator is down, dies, and sends without training again."""
     coordinator, clients, hold = start(sites, IN_ROUND_1)
@@ -162,7 +162,7 @@ def test_a_finished_answer_survives_the_death_of_both_ends(
 
 
 def test_clients_follow_a_coordinator_that_starts_a_new_run_with_other_settings(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     """The settings of the new run on the same port apply, not those of the previous one."""
     other = [flag for flag in RUN if not flag.startswith(("--seed", "--local-steps"))]

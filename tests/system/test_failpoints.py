@@ -15,7 +15,7 @@ import pytest
 
 from ssfl.durable.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POINTS, REFRESH_POINTS
 from ssfl.v1 import transfer_pb2
-from system.federation import ROUNDS, SHARDS, Finished
+from system.federation import ROUNDS, SHARDS, FinishedRun
 from system.federation import RUN as REAL_RUN
 from system.light_run import LightRun
 from system.programs import DEADLINE_S, Coordinator, Program, Programs, free_port, until
@@ -182,7 +182,7 @@ class RestartedClient:
 
 
 def test_a_run_survives_a_kill_at_every_failpoint_of_a_client(
-    sites: Programs, undisturbed: Finished
+    sites: Programs, undisturbed: FinishedRun
 ) -> None:
     walked = [death.point for deaths in WALKS.values() for death in deaths]
     assert sorted(walked) == sorted(CLIENT_POINTS), "a point is left out"

@@ -14,7 +14,7 @@ import pytest
 from ssfl.program.exits import ExitCode
 from ssfl.server.accounting.ledger_file import COLUMNS
 from ssfl.v1 import coordinator_pb2 as pb
-from system.federation import ROUNDS, SHARDS, Finished
+from system.federation import ROUNDS, SHARDS, FinishedRun
 from system.programs import Coordinator, Programs, until
 from system.raw_client import RawClient, chunks_of, manifest_of, sha256, take_part_together
 from system.raw_run import RawRun
@@ -62,14 +62,14 @@ def counted_twice(rows: list[Row]) -> list[tuple[str, ...]]:
     return [key for key, times in keys.items() if times > 1]
 
 
-def test_the_rows_add_up_to_the_totals(undisturbed: Finished) -> None:
+def test_the_rows_add_up_to_the_totals(undisturbed: FinishedRun) -> None:
     rows = ledger_csv(undisturbed.folder)
     assert sums(rows) == totals(undisturbed.history)
     assert counted_twice(rows) == []
     assert {row["run_id"] for row in rows} == {undisturbed.run_id}
 
 
-def test_every_client_has_its_bytes_in_every_round(undisturbed: Finished) -> None:
+def test_every_client_has_its_bytes_in_every_round(undisturbed: FinishedRun) -> None:
     rows = ledger_csv(undisturbed.folder)
     sent = {
         (row["round"], row["client"]): int(row["payload_bytes"])

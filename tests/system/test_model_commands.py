@@ -7,7 +7,7 @@ import pytest
 
 from ssfl.program.exits import ExitCode
 from ssfl.tools import main as tools
-from system.federation import SHARDS, Finished
+from system.federation import SHARDS, FinishedRun
 
 pytestmark = pytest.mark.system
 WORDS = ("pooled", "mean", "loss", "metrics")
@@ -15,7 +15,7 @@ WORDS = ("pooled", "mean", "loss", "metrics")
 
 @pytest.mark.parametrize("place", ["coordinator", *SHARDS])
 def test_every_copy_of_the_model_evaluates_as_in_the_history(
-    place: str, undisturbed: Finished, capsys: pytest.CaptureFixture[str]
+    place: str, undisturbed: FinishedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (last,) = undisturbed.history["evaluations"]
     model = undisturbed.folder / "runs" / undisturbed.run_id / place
@@ -29,7 +29,7 @@ def test_every_copy_of_the_model_evaluates_as_in_the_history(
 
 
 def test_an_exported_model_evaluates_as_in_the_history(
-    tmp_path: Path, undisturbed: Finished, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, undisturbed: FinishedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = undisturbed.folder / "runs" / undisturbed.run_id / SHARDS[0]
     out = tmp_path / "exported.safetensors"

@@ -17,7 +17,7 @@ import pytest
 
 from ssfl.codec import MAX_CHUNK_BYTES
 from ssfl.v1 import coordinator_pb2 as pb
-from system.federation import ROUNDS, RUN, SHARDS, Finished, finish
+from system.federation import ROUNDS, RUN, SHARDS, FinishedRun, finish
 from system.programs import Coordinator, Program, Programs, until
 from system.proxy import DOWN, UP, Proxy
 from system.raw_client import TENSORS, RawClient, manifest_of, sha256
@@ -52,7 +52,7 @@ class ProxiedFederation:
         for proxy, client in zip(self.proxies, self.clients, strict=True):
             proxy.receivers = {UP: self.coordinator.process.pid, DOWN: client.process.pid}
 
-    def finish(self) -> Finished:
+    def finish(self) -> FinishedRun:
         return finish(self.coordinator, self.clients)
 
     def passed(self, direction: str) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard, write_shard
-from system.federation import HELD_TASK, RUN, SHARDS, Finished, Hold, finish, first_gradient_of
+from system.federation import HELD_TASK, RUN, SHARDS, FinishedRun, Hold, finish, first_gradient_of
 from system.programs import Coordinator, Program, Programs, until
 
 pytestmark = pytest.mark.system
@@ -62,7 +62,7 @@ def test_an_operator_refreshes_the_mask_of_a_running_federation(sites: Programs)
     assert over[("mask", "down")] > 0
 
 
-def bits_of(done: Finished, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+def bits_of(done: FinishedRun, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
     file = done.folder / ".ssfl" / "coordinator" / f"mask-{epoch}.bin"
     return np.frombuffer(file.read_bytes(), dtype=np.uint8)
 

@@ -12,7 +12,7 @@ from ssfl.api.keywords import run_settings
 from ssfl.datasets.shards.shard_file import write_shard
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.simulator.federation import SimulatedFederation
-from system.federation import ROUNDS, RUN, Finished, finish, run_federation
+from system.federation import ROUNDS, RUN, FinishedRun, finish, run_federation
 from system.programs import Programs
 
 pytestmark = pytest.mark.system
@@ -24,7 +24,9 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def check_same(real: Finished, simulated: api.Simulated, counted: RunHistory | None = None) -> None:
+def check_same(
+    real: FinishedRun, simulated: api.Simulated, counted: RunHistory | None = None
+) -> None:
     """Compare model, history and payload bytes; `counted` has the bytes, if not `simulated`.
 
     Times and the messages that carry the tensors differ.
@@ -50,7 +52,7 @@ def check_same(real: Finished, simulated: api.Simulated, counted: RunHistory | N
 
 
 def test_a_simulated_sparse_run_has_the_digest_of_the_real_one(
-    shards: Path, undisturbed: Finished
+    shards: Path, undisturbed: FinishedRun
 ) -> None:
     simulated = api.simulate(api.read_shards(shards), **SETTINGS)
     check_same(undisturbed, simulated, counted_over_loopback(shards))
@@ -71,7 +73,7 @@ def counted_over_loopback(shards: Path) -> RunHistory:
     return RunHistory.of(federation.document())
 
 
-def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: Finished) -> None:
+def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: FinishedRun) -> None:
     found = api.find_mask(api.read_shards(shards), **SETTINGS)
     assert found.mask.digest.hex() == undisturbed.history["mask"]["digest"]
     assert found.layers.kept.tolist() == RunHistory.of(undisturbed.history).layers.kept.tolist()

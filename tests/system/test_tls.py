@@ -25,7 +25,7 @@ from ssfl.program.tls.probe import diagnose
 from ssfl.server.main import main
 from ssfl.v1 import coordinator_pb2 as pb
 from system.federation import RUN as REAL_RUN
-from system.federation import SHARDS, Finished, finish
+from system.federation import SHARDS, FinishedRun, finish
 from system.programs import Coordinator, Program, Programs
 from system.raw_client import RUN, RawClient, expected_values, sha256, take_part_together
 from system.raw_run import refused
@@ -85,7 +85,7 @@ def status(programs: Programs, coordinator: Coordinator, *more: str) -> Program:
 
 
 def test_a_run_under_mutual_tls_has_the_digest_of_one_without_tls(
-    sites: Programs, certs: Path, undisturbed: Finished
+    sites: Programs, certs: Path, undisturbed: FinishedRun
 ) -> None:
     coordinator = mutual(sites, certs, *REAL_RUN)
     clients = [sites.client(shard, coordinator, *flags(certs, shard)) for shard in SHARDS]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssfl.program.exits import ExitCode
-from system.federation import SHARDS, Finished, run_federation
+from system.federation import SHARDS, FinishedRun, run_federation
 from system.programs import Programs
 
 pytestmark = pytest.mark.system
@@ -29,7 +29,7 @@ def lines(python: Path, *statements: str) -> Sequence[str]:
 
 
 def test_the_wheel_runs_a_federation(
-    tmp_path: Path, sites: Programs, undisturbed: Finished
+    tmp_path: Path, sites: Programs, undisturbed: FinishedRun
 ) -> None:
     call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("ssfl-*.whl")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from docs.pages import ROOT, Block, blocks_of
+from docs.pages import ROOT, PageBlock, blocks_of
 
 PAGE = (ROOT / "docs" / "from-flower.md").read_text("utf-8")
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ Exchanges = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def files() -> dict[str, Block]:
+def files() -> dict[str, PageBlock]:
     """Return the files of the page, by name."""
     return {block.file: block for block in blocks_of(PAGE) if block.file}
 
@@ -48,7 +48,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Block]) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, files: dict[str, PageBlock]) -> Path:
     """A folder with the page's files and the data of two sites."""
     folder = tmp_path_factory.mktemp("page")
     for name, block in files.items():
@@ -117,12 +117,12 @@ def test_the_page_names_the_flower_version_it_is_tested_with() -> None:
     assert f"with Flower {version}," in PAGE.replace("\n", " ")
 
 
-def test_only_the_two_flower_apps_are_left_to_this_test(files: dict[str, Block]) -> None:
+def test_only_the_two_flower_apps_are_left_to_this_test(files: dict[str, PageBlock]) -> None:
     left_out = [block for block in blocks_of(PAGE) if block.reason]
     assert left_out == [files[f"{app}.py"] for app in NODES]
     assert all("tests/docs/flower" in block.reason for block in left_out)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_is_about_twenty_lines(name: str, files: dict[str, Block]) -> None:
+def test_a_task_is_about_twenty_lines(name: str, files: dict[str, PageBlock]) -> None:
     assert len([line for line in files[name].text.splitlines() if line.strip()]) <= 20
