@@ -29,7 +29,7 @@ class KeptRun(SimulatedFederation):
         self._store = Store(root, settings.seed)
         self._spool = Spool(root / "spool", root / "accepted")
         self._write(facts.RunOpened("r1", asdict(settings), "0.1.0"))
-        super().__init__(load_task("image"), shards, settings)
+        super().__init__(load_task("image"), shards, settings, reference_coding=False)
         self._store.save_initial(self.model.manifest, self.model.initial)
 
     def finish(self) -> str:

@@ -131,8 +131,8 @@ def test_bytes_are_compared_with_the_formulas_of_the_paper(
     ours = [row for row in found["rows"] if (row["phase"], row["direction"]) == ("values", "up")]
     assert updates["bytes"] == sum(row["payload_bytes"] for row in ours) > 0
     assert updates["to_dense"] == updates["bytes"] / updates["dense_bytes"]
-    # Evaluations after rounds 2 and 3: round 2 trains on what was tested before it. Nobody is sent
-    # the first model: it follows from the seed.
+    # Evaluations follow rounds 2 and 3; round 2 trains on the model that was tested before it. The
+    # first model follows from the seed and is not sent.
     assert lines["models down"]["transfers"] == 9
     assert lines["models down"]["kept_bytes"] == lines["models down"]["bytes"]
     for what, way in (("updates up", "up"), ("models down", "down")):

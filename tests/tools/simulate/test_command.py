@@ -94,7 +94,7 @@ def test_a_sweep_continues_when_a_run_fails_and_reports_it(
     assert [(row["name"], row["seed"], bool(row["error"])) for row in rows] == [
         ("good", "0", False), ("good", "1", False), ("wild", "0", True), ("wild", "1", True),
     ]  # fmt: skip
-    assert [row["settings.learning_rate"] for row in rows] == ["", "", "1e+38", "1e+38"]
+    assert [row["settings.learning_rate"] for row in rows] == ["0.1", "0.1", "1e+38", "1e+38"]
     assert float(rows[0]["pooled"]) > 0 and rows[2]["pooled"] == ""
 
     assert main([*argv, "--learning-rate", "0.1"]) == ExitCode.USAGE
