@@ -11,6 +11,7 @@ import torch
 from ssfl import api
 from ssfl.api.data import by_client
 from ssfl.api.keywords import run_settings
+from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.model_state import values_digest
@@ -137,8 +138,9 @@ def history_without_reference_coding(
         run_settings(settings, len(shards)),
         reference_coding=False,
     )
-    while federation.next_work is not None:
-        federation.run_step()
+    with client_torch_settings():
+        while federation.next_work is not None:
+            federation.run_step()
     return api.RunHistory.of(federation.document())
 
 

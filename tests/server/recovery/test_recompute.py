@@ -12,7 +12,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.loop.coordinator import Coordinator
-from ssfl.server.recovery.recompute import Refold, Verdict
+from ssfl.server.recovery.recompute import Refold, StepVerdict
 from ssfl.server.recovery.state_dir_check import file_problems, read_state
 from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
@@ -79,7 +79,7 @@ def test_counted_uploads_reproduce_the_model(
     assert any(isinstance(fact, ClientsAdded) for fact in inspected.facts), "no client was replaced"
     refold = Refold(tmp_path, SETTINGS)
     results = [result for fact in inspected.facts if (result := refold.take(fact))]
-    assert [result.verdict for result in results] == [Verdict.OK] * len(results)
+    assert [result.verdict for result in results] == [StepVerdict.OK] * len(results)
     assert [result.work for result in results].count(Work.SCORE) == 3
     assert results[-1].base_digest == finals[0]
     assert refold.under_way() is None

@@ -31,7 +31,7 @@ from ssfl.study.outcome import outcome_of
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.workers import FORMAT, Job, JobDone, RoundDone, Workers
 
-__all__ = ["NoProgress", "RunResult", "RunSpec", "SweepProgress", "run_all"]
+__all__ = ["RunResult", "RunSpec", "SilentProgress", "SweepProgress", "run_all"]
 
 RUNS = "runs"
 
@@ -79,7 +79,7 @@ class SweepProgress(Protocol):
         """A run has ended."""
 
 
-class NoProgress:
+class SilentProgress:
     """Ignores the progress of a sweep."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None: ...
@@ -96,7 +96,7 @@ def run_all(
     others, and its result has the reason. Raises StudyError, SettingsError or DataError before
     the first run if a spec is invalid, and ProgramError if another process uses `folder`.
     """
-    watcher = progress or NoProgress()
+    watcher = progress or SilentProgress()
     for spec in specs:
         spec.check()
     _check_names(specs)

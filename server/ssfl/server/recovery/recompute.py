@@ -41,7 +41,7 @@ _HAVE_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
 OnUpload = Callable[[Step, int], None]  # step, number of its uploads read so far
 
 
-class Verdict(StrEnum):
+class StepVerdict(StrEnum):
     """The result of recomputing a step."""
 
     OK = "ok"  # the same mask and values
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
     VOID = "void"  # did not count
 
 
-BAD = (Verdict.DIFFERS, Verdict.MISSING)
+BAD = (StepVerdict.DIFFERS, StepVerdict.MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StepResult:
     round_number: int
     attempt: int
     clients: int  # number of counted uploads
-    verdict: Verdict
+    verdict: StepVerdict
     mask_digest: str  # from the journal; of a closed step, as recomputed
     base_digest: str
     problem: str = ""  # what differs or is missing
@@ -111,7 +111,7 @@ class Refold:
                 return self._committed(before, before.step, fact)
             case facts.StepVoided() | facts.RunFinished() if before.step:
                 why = fact.reason if isinstance(fact, facts.StepVoided) else "the run was stopped"
-                return _result(before.step, Verdict.VOID, before, why)
+                return _result(before.step, StepVerdict.VOID, before, why)
         return None
 
     def under_way(self) -> StepResult | None:
@@ -124,13 +124,13 @@ class Refold:
         try:
             model = self._refold(state, step)
         except (FileNotFoundError, _Unsound) as error:
-            return _result(step, Verdict.MISSING, state, str(error))
+            return _result(step, StepVerdict.MISSING, state, str(error))
         if model is None:
-            return _result(step, Verdict.NOT_KEPT, state, "the model before it is not stored")
+            return _result(step, StepVerdict.NOT_KEPT, state, "the model before it is not stored")
         made = reduced(step.number, model, {})
         return _result(
             step,
-            Verdict.CLOSED,
+            StepVerdict.CLOSED,
             replace(state, mask_digest=made.mask_digest, base_digest=made.base_digest),
         )
 
@@ -156,17 +156,19 @@ class Refold:
         except FileNotFoundError as error:
             self._model = None
             if self._uploads.holds(step.number):
-                return _result(step, Verdict.MISSING, self.state, str(error))
-            return _result(step, Verdict.NOT_KEPT, self.state)
+                return _result(step, StepVerdict.MISSING, self.state, str(error))
+            return _result(step, StepVerdict.NOT_KEPT, self.state)
         except _Unsound as error:
             self._model = None
-            return _result(step, Verdict.DIFFERS, self.state, str(error))
+            return _result(step, StepVerdict.DIFFERS, self.state, str(error))
         self._model = model
         if model is None:
             why = "the model before it is not stored"
-            return _result(step, Verdict.NOT_KEPT, self.state, why)
+            return _result(step, StepVerdict.NOT_KEPT, self.state, why)
         problem = _difference(fact, model)
-        return _result(step, Verdict.DIFFERS if problem else Verdict.OK, self.state, problem)
+        return _result(
+            step, StepVerdict.DIFFERS if problem else StepVerdict.OK, self.state, problem
+        )
 
     def _tested(self, before: RunState, step: Step) -> StepResult:
         """Return the result of a test, which must not change the model."""
@@ -174,7 +176,9 @@ class Refold:
         problem = ""
         if same != (self.state.mask_digest, self.state.base_digest):
             problem = "a test changed the model"
-        return _result(step, Verdict.DIFFERS if problem else Verdict.OK, self.state, problem)
+        return _result(
+            step, StepVerdict.DIFFERS if problem else StepVerdict.OK, self.state, problem
+        )
 
     def _open(self, step: Step) -> StepResult:
         """Return the result of an open step: every acknowledged upload must be stored."""
@@ -187,8 +191,10 @@ class Refold:
             except FileNotFoundError as error:
                 problem = problem or str(error)
             except StateError as error:
-                return _result(step, Verdict.DIFFERS, self.state, str(error))
-        return _result(step, Verdict.MISSING if problem else Verdict.OPEN, self.state, problem)
+                return _result(step, StepVerdict.DIFFERS, self.state, str(error))
+        return _result(
+            step, StepVerdict.MISSING if problem else StepVerdict.OPEN, self.state, problem
+        )
 
     def _refold(self, before: RunState, step: Step) -> ModelState | None:
         """Return the model of a closed step; None if the model before it is not known."""
@@ -276,7 +282,7 @@ def _difference(fact: facts.StepCommitted, model: ModelState) -> str:
     return "; ".join(different)
 
 
-def _result(step: Step, verdict: Verdict, state: RunState, problem: str = "") -> StepResult:
+def _result(step: Step, verdict: StepVerdict, state: RunState, problem: str = "") -> StepResult:
     clients = step.uploads if step.closed is None else step.closed
     return StepResult(
         step.number, step.work, step.round_number, step.attempt, len(clients), verdict,

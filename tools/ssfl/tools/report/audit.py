@@ -18,7 +18,7 @@ from ssfl.method.strategies.contract import Work
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.errors import StateError
-from ssfl.server.recovery.recompute import BAD, OnUpload, Refold, StepResult, Verdict
+from ssfl.server.recovery.recompute import BAD, OnUpload, Refold, StepResult, StepVerdict
 from ssfl.server.recovery.recover import settings_of
 from ssfl.server.recovery.state_dir_check import InspectedRun, file_problems, read_state
 from ssfl.server.run.state import RunState, Step
@@ -62,7 +62,7 @@ class Audit:
 
     @property
     def not_kept(self) -> int:
-        return sum(step.verdict is Verdict.NOT_KEPT for step in self.steps)
+        return sum(step.verdict is StepVerdict.NOT_KEPT for step in self.steps)
 
     @property
     def same_model(self) -> bool | None:
