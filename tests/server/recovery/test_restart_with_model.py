@@ -84,7 +84,7 @@ def test_join_is_answered_at_once_while_tasks_and_uploads_wait_for_the_model(
             caller = steps.caller(C1)
             poll = stub.NextTask(pb.NextTaskRequest(caller=caller))
             first = await poll.read()
-            assert "reads its model" in first.waiting.reason
+            assert "is reading its model" in first.waiting.reason
             data = bytes(4 * (manifest.num_masked // 2 + manifest.num_unmasked))
             payload = announced(data, transfer_pb2.ENCODING_VALUES_ONLY)
             state = coordinator.run.state

@@ -75,7 +75,7 @@ def test_a_wrong_token_fails_the_call(tmp_path: Path) -> None:
         good = steps_of(coordinator=address, join_token_file=right)
         assert good["call"].text.endswith("join token accepted")
         message = fails(steps_of(coordinator=address, join_token_file=wrong), "call")
-        assert "the join token is not the one of this coordinator" in message
+        assert "the join token is not that of this coordinator" in message
         assert (
             "→ the administrator of the machine: give the file with this coordinator's token"
             in message
