@@ -138,9 +138,9 @@ def test_production_and_sites_run_under_mutual_tls_through_a_crash(
     # A pod of the same Job with the same volume is the same client.
     sites[0].waits_for("startupProbe")
     assert sites[0].terminate() == ExitCode.TERMINATED
-    for site in sites:
-        site.start()
-    assert [site.program.ends() for site in sites] == [ExitCode.DONE] * 2
+    for pod in sites:
+        pod.start()
+    assert [pod.program.ends() for pod in sites] == [ExitCode.DONE] * 2
     assert coordinator.succeeds("livenessProbe")
     found = models(coordinator, *sites)
     assert len(found) == 3
