@@ -1,0 +1,34 @@
+"""Habits of language that product code and pages have left behind.
+
+Write the verb of the act (return, log, report), name the value, and put the subject first.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HABITS = {
+    r"\btold\b": "log, report, record or return",
+    r"\bTell whether\b": "Return True if",
+    r"\bso many\b": "name the number",
+    r"\bgoes on\b": "continues or resumes",
+    r"(?<!there )(?<!There )\bis no (?!longer\b)[a-z]": "is not a",
+}
+PRODUCT = ("*.py", "*.proto", ":!tests", ":!benchmarks", ":!*_pb2*")
+PAGES = ("*.md", ":!docs/decisions")  # decisions are history
+
+
+def test_product_code_and_pages_avoid_habits_that_readers_stumble_over() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", *PRODUCT, *PAGES], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(listed) > 300
+    found = [
+        f"{name}:{number}: {line.strip()} -> {better}"
+        for name in listed
+        for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
+        for habit, better in HABITS.items()
+        if re.search(habit, line)
+    ]
+    assert found == []
