@@ -5,12 +5,14 @@ environments with other versions of Python packages. A test that lacks one is sk
 it; CI turns that into a failure.
 """
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,15 @@ def part(command: str, package: str) -> str:
     return found
 
 
+@contextmanager
+def _installing(place: Path) -> Iterator[bool]:
+    """Yield True if `place` is not installed yet. One worker installs it, and the others wait."""
+    CACHE.mkdir(exist_ok=True)
+    with place.with_name(place.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not (place / "installed").exists()
+
+
 def npm_part(folder: Path) -> Path:
     """Install the packages of a folder's package-lock.json once; return their folder."""
     try:
@@ -36,7 +47,9 @@ def npm_part(folder: Path) -> Path:
     names = ("package.json", "package-lock.json")
     mark = hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()[:12]
     place = CACHE / f"{folder.name}-{mark}"
-    if not (place / "installed").exists():
+    with _installing(place) as missing:
+        if not missing:
+            return place
         place.mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.copyfile(folder / name, place / name)
@@ -61,17 +74,22 @@ def environment_part(name: str, requirements: Sequence[str]) -> Path:
     """
     mark = hashlib.sha256("\n".join([sys.version, *requirements]).encode()).hexdigest()[:12]
     place = CACHE / f"{name}-{mark}"
-    if not (place / "installed").exists():
-        venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)]
-        subprocess.run(venv, check=True, capture_output=True)
-        pip = [sys.executable, "-m", "pip", f"--python={place / 'bin' / 'python'}", "install",
-               "--quiet", "--retries=1", "--only-binary=:all:", "--no-compile"]  # fmt: skip
-        done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr.strip()}")
-        (place / "installed").touch()
-    _add_checkout_and_packages(place)
+    with _installing(place) as missing:
+        if missing:
+            _make_environment(place, requirements)
+        _add_checkout_and_packages(place)
     return place / "bin"
+
+
+def _make_environment(place: Path, requirements: Sequence[str]) -> None:
+    venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)]
+    subprocess.run(venv, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", f"--python={place / 'bin' / 'python'}", "install",
+           "--quiet", "--retries=1", "--only-binary=:all:", "--no-compile"]  # fmt: skip
+    done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr.strip()}")
+    (place / "installed").touch()
 
 
 def _add_checkout_and_packages(place: Path) -> None:
