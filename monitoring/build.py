@@ -9,17 +9,16 @@ The built files are in the repository; a test fails if they are stale.
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 
 import yaml
-from monitoring.bytes_on_the_wire import bytes_on_the_wire
-from monitoring.clients_and_reliability import clients_and_reliability
-from monitoring.panels import DOCS, Json
-from monitoring.round_latency import round_latency
+from monitoring.expressions import RULES
+from monitoring.panels import Json, dashboard
 from monitoring.tables import filled_page
 
+DOCS = "http://localhost:8000"  # `make docs-serve`
 HERE = Path(__file__).resolve().parent
-RULES = HERE / "rules.yml"
 PAGE = HERE.parent / "docs" / "monitoring.md"
 _RUNBOOK = re.compile(r"(?<=runbook_url: )\S+(?=/operations\.html#)")
 _HEAD = "# Built from rules.yml by `python -m monitoring.build`.\n"
@@ -35,19 +34,10 @@ def built(docs: str = DOCS) -> dict[Path, str]:
         PAGE: filled_page(PAGE.read_text("utf-8"), yaml.safe_load(rules)),
         HERE / "prometheus-rule.yaml": _HEAD + yaml.safe_dump(_custom(rules), sort_keys=False),
     }
-    for name, dashboard in dashboards().items():
-        text = json.dumps(dashboard, indent=2, ensure_ascii=False) + "\n"
-        files[HERE / "dashboards" / f"{name}.json"] = text.replace(DOCS, docs)
+    for source in sorted((HERE / "dashboards").glob("*.yaml")):
+        text = json.dumps(dashboard(source), indent=2, ensure_ascii=False) + "\n"
+        files[source.with_suffix(".json")] = text.replace(DOCS, docs)
     return files
-
-
-def dashboards() -> dict[str, Json]:
-    """Return the dashboards by file name."""
-    return {
-        "round-latency": round_latency(),
-        "bytes-on-the-wire": bytes_on_the_wire(),
-        "clients-and-reliability": clients_and_reliability(),
-    }
 
 
 def _custom(rules: str) -> Json:
@@ -67,9 +57,12 @@ def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(prog="python -m monitoring.build", description=__doc__)
     parser.add_argument("--docs", default=DOCS, help="address of the documentation site")
-    arguments = parser.parse_args()
-    for path, text in built(arguments.docs.rstrip("/")).items():
-        path.parent.mkdir(exist_ok=True)
+    docs = parser.parse_args().docs.rstrip("/")
+    try:
+        files = built(docs)
+    except ValueError as error:
+        sys.exit(f"monitoring.build: error: {error}")
+    for path, text in files.items():
         path.write_text(text, "utf-8")
         print(path.relative_to(HERE.parent))
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from monitoring.build import HERE
-from monitoring.panels import UIDS, WINDOW
-from monitoring.round_latency import round_latency
+from monitoring.expressions import filled
+from monitoring.panels import dashboard
 from monitoring.servers import Prometheus, free_port
 from rich.console import Console
 
@@ -187,10 +187,9 @@ def _print_addresses(demo: MonitoringDemo) -> None:
 
 def _expression(title: str) -> str:
     """Return the expression of a panel of *Round latency*, with its variables filled in."""
-    panels = round_latency()["panels"]
+    panels = dashboard(HERE / "dashboards" / "round-latency.yaml")["panels"]
     (panel,) = [panel for panel in panels if panel["title"] == title]
-    expr: str = panel["targets"][0]["expr"]
-    return expr.replace("$job", ".*").replace("$instance", ".*").replace(WINDOW, "10m")
+    return filled(panel["targets"][0]["expr"])
 
 
 def _has_data(prometheus: Prometheus, expr: str) -> bool:
@@ -256,7 +255,7 @@ def _grafana(demo: MonitoringDemo) -> Iterator[None]:
         [program, "--homepath", str(home)], env=environment, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    demo.print_line(f"Grafana      http://localhost:{port}/d/{UIDS['Round latency']}")
+    demo.print_line(f"Grafana      http://localhost:{port}/d/ssfl-round-latency")
     try:
         yield
     finally:

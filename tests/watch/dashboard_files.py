@@ -1,16 +1,14 @@
 """The committed dashboards: their panels and expressions."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from monitoring.build import HERE
+from monitoring.expressions import filled
 
 FILES = sorted((HERE / "dashboards").glob("*.json"))
 NAMES = [file.stem for file in FILES]
-# Values for the variables of Grafana.
-VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "1m", "$window": "10m"}
 
 
 def dashboard(name: str) -> dict[str, Any]:
@@ -31,20 +29,3 @@ def expressions(name: str) -> Iterator[tuple[str, str]]:
             yield panel["title"], filled(target["expr"])
     for annotation in dashboard(name)["annotations"]["list"]:
         yield annotation["name"], filled(annotation["expr"])
-
-
-def filled(expr: str) -> str:
-    """Return an expression as Grafana would send it."""
-    for variable, value in VARIABLES.items():
-        expr = expr.replace(variable, value)
-    assert "$" not in expr, expr
-    return expr
-
-
-def metric_names(expr: str) -> set[str]:
-    """Return the names of series in an expression: words outside braces that are not functions."""
-    bare = re.sub(r'"[^"]*"', "", expr)
-    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)
-    bare = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
-    words = re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])", bare)
-    return set(words) - {"and", "or", "unless", "offset", "bool"}

@@ -5,31 +5,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-import promql_parser
 import pytest
 import yaml
 from monitoring.build import HERE, built
-from monitoring.panels import UIDS
-from monitoring.round_latency import ROUTINE
+from monitoring.expressions import declared_series, used_series
+from monitoring.panels import dashboard as dashboard_from
 
 from parts import npm_part
 from ssfl.program.monitor import series
 from ssfl.server.accounting.dense_equivalent import COMPARED
 from ssfl.server.rpc.status_codes import all_reasons
-from watch.dashboard_files import NAMES, dashboard, expressions, metric_names, panels
+from watch.dashboard_files import NAMES, dashboard, expressions, panels
 
 TYPES = Path(__file__).parent / "grafana-types"
-# Series of every process, and of Prometheus itself.
-OTHERS = {"process_resident_memory_bytes", "process_start_time_seconds", "up", "ALERTS"}
-
-
-def declared() -> set[str]:
-    """Return the names of all series in Prometheus, including those of rules."""
-    names = set(OTHERS)
-    for metric in (*series.COORDINATOR, *series.CLIENT):
-        ends = ("_bucket", "_sum", "_count") if metric.kind is series.Kind.HISTOGRAM else ("",)
-        names |= {f"{metric.shown}{end}" for end in ends}
-    return names | {rule["record"] for rule in rules() if "record" in rule}
+LINKED = ("round-latency", "bytes-on-the-wire", "clients-and-reliability")
 
 
 def rules() -> list[dict[str, Any]]:
@@ -40,7 +29,7 @@ def rules() -> list[dict[str, Any]]:
 def test_the_committed_files_match_the_code() -> None:
     for path, text in built().items():
         assert path.read_text("utf-8") == text, f"{path} is stale: python -m monitoring.build"
-    assert [f"ssfl-{name}" for name in NAMES] == sorted(UIDS.values())
+    assert sorted(LINKED) == NAMES
 
 
 def test_links_use_the_given_documentation_address() -> None:
@@ -54,28 +43,24 @@ def test_every_expression_parses_and_names_series_that_exist(name: str) -> None:
     found = list(expressions(name))
     assert len(found) > 15
     for title, expr in found:
-        promql_parser.parse(expr)
-        assert metric_names(expr) <= declared(), title
+        assert used_series(expr) <= declared_series(), title
 
 
 def test_every_rule_names_series_that_exist() -> None:
     for rule in rules():
-        promql_parser.parse(rule["expr"])
-        assert metric_names(rule["expr"]) <= declared(), rule
+        assert used_series(rule["expr"]) <= declared_series(), rule
 
 
 def test_an_unknown_series_is_detected() -> None:
     """Without this test, the ones above could pass because no name is found."""
-    found = metric_names('sum by (client) (rate(ssfl_wrong_total{job="a"}[5m])) / on (job) ssfl_up')
+    found = used_series('sum by (client) (rate(ssfl_wrong_total{job="a"}[5m])) / on (job) ssfl_up')
     assert found == {"ssfl_wrong_total", "ssfl_up"}
 
 
 def test_every_series_is_shown_or_alerted_on() -> None:
     """Series that are not used need not be collected."""
-    used = {
-        name for board in NAMES for _, expr in expressions(board) for name in metric_names(expr)
-    }
-    used |= {name for rule in rules() for name in metric_names(rule["expr"])}
+    used = {name for board in NAMES for _, expr in expressions(board) for name in used_series(expr)}
+    used |= {name for rule in rules() for name in used_series(rule["expr"])}
     seen = {name.removesuffix("_bucket").removesuffix("_sum") for name in used}
     not_shown = {metric.shown for metric in (*series.COORDINATOR, *series.CLIENT)} - seen
     assert not_shown <= {"ssfl_build_info"}
@@ -94,8 +79,40 @@ def test_dense_bytes_are_compared_with_the_bytes_they_replace() -> None:
 
 def test_the_alert_ignores_the_routine_refusals_of_the_panels() -> None:
     (alert,) = [rule for rule in rules() if rule.get("alert") == "SsflRefusals"]
-    assert f'{{reason!~"{ROUTINE}"}}' in alert["expr"]
-    assert set(ROUTINE.split("|")) < set(all_reasons())
+    (panel,) = [
+        panel for panel in panels("round-latency") if panel["title"] == "Refusals in 15 minutes"
+    ]
+    (routine,) = re.findall(r'reason!~"([^"]+)"', panel["targets"][0]["expr"])
+    assert f'{{reason!~"{routine}"}}' in alert["expr"]
+    assert set(routine.split("|")) < set(all_reasons())
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("bad: 1.0", "stacked: true", "panel 4 of 'Overview.+unexpected .+'stacked'"),
+        ("        title: Phase\n", "", "panel 1 of 'Overview.+missing .+'title'"),
+        ("kind: stat", "kind: gauge", "'gauge' is not a kind: stat, lines, heatmap, table"),
+        ("age: blue", "age: pink", "panel 8 .+'pink' is not a colour: blue, "),
+        ("unit: s\n            query", "units: s\n            query", "column 'silent for' needs"),
+        ("width: 6", "width: six", "panel 8 .+'six'"),
+        ("ssfl_run_phase{", "ssfl_run_fase{", "nor rules.yml declares ssfl_run_fase, in "),
+        ("{SELECTED} == 1", "{SELECTED} == (1", "panel 1 .+unclosed left parenthesis"),
+        ("$window", "$windows", "panel 1 of 'Time of a round': 'windows' is not a variable"),
+        ("    panels:", "    panel:", "unexpected .+'panel'"),
+        ("rows:", "row:", "unexpected .+'row'"),
+        ("title: Round", "title: : Round", "mapping values are not allowed"),
+    ],
+)
+def test_a_mistake_in_a_dashboard_file_is_named(
+    right: str, wrong: str, message: str, tmp_path: Path
+) -> None:
+    text = (HERE / "dashboards" / "round-latency.yaml").read_text("utf-8")
+    assert right in text
+    file = tmp_path / "round-latency.yaml"
+    file.write_text(text.replace(right, wrong, 1), "utf-8")
+    with pytest.raises(ValueError, match=f"^round-latency.yaml: (?s:.*){message}"):
+        dashboard_from(file)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,8 +146,7 @@ def test_every_panel_has_a_description_a_unit_and_its_own_place(name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_dashboards_link_to_each_other_and_to_the_runbook(name: str) -> None:
     urls = [link["url"] for link in dashboard(name)["links"]]
-    others = [uid for uid in UIDS.values() if uid != f"ssfl-{name}"]
-    assert urls[:2] == [f"/d/{uid}" for uid in others]
+    assert urls[:2] == [f"/d/ssfl-{other}" for other in LINKED if other != name]
     assert urls[2].endswith("/operations.html")
     variables = [variable["name"] for variable in dashboard(name)["templating"]["list"]]
     assert variables == ["datasource", "job", "instance", "window"]
