@@ -19,7 +19,7 @@ from pathlib import Path
 from monitoring.build import HERE
 from monitoring.expressions import filled
 from monitoring.panels import dashboard
-from monitoring.servers import Prometheus, free_port
+from monitoring.servers import Prometheus, end, free_port
 from rich.console import Console
 
 from ssfl.datasets.published.digits import digits
@@ -259,12 +259,7 @@ def _grafana(demo: MonitoringDemo) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 if __name__ == "__main__":

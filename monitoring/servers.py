@@ -1,9 +1,8 @@
-"""Real Prometheus and Alertmanager processes with our configuration, optionally sped up.
+"""A real Prometheus process with our configuration, optionally sped up.
 
-A rendered copy of prometheus.yml, rules.yml and alertmanager.yml differs from the original in five
-things only: the targets, the scrape interval, the `for:` of every alert divided by `hurry`, the
-address for notifications, and their delay, which is zero. Expressions never change. Every wait has
-a deadline.
+Its copy of prometheus.yml and rules.yml differs from the original in three things only: the
+targets, the scrape interval, and the `for:` of every alert, which is divided by `hurry`.
+Expressions never change. Every wait has a deadline.
 """
 
 import json
@@ -16,7 +15,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
@@ -54,6 +52,16 @@ def hurried_rules(hurry: float) -> dict[str, Any]:
             if "for" in rule:
                 rule["for"] = f"{max(1, round(seconds_of(rule['for']) / hurry))}s"
     return rules
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process, and kill it if it has not ended by the deadline."""
+    process.terminate()
+    try:
+        process.wait(END_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Server:
@@ -98,28 +106,15 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        process = self._process
-        if process and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(END_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            end(self._process)
 
 
 class Prometheus(Server):
     """Prometheus with our scrape configuration and rules."""
 
-    def __init__(
-        self, program: str, folder: Path, *, every_s: int, hurry: float, alertmanager: str = ""
-    ) -> None:
+    def __init__(self, program: str, folder: Path, *, every_s: int, hurry: float) -> None:
         super().__init__("prometheus", folder)
         config = yaml.safe_load((HERE / "prometheus.yml").read_text("utf-8"))
         config["global"] = {
@@ -130,7 +125,7 @@ class Prometheus(Server):
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config), "utf-8")
         (folder / "rules.yml").write_text(yaml.safe_dump(hurried_rules(hurry)), "utf-8")
         (folder / "targets").mkdir(exist_ok=True)
-        self.targets({"alertmanager": [alertmanager] if alertmanager else []})
+        self.targets({"alertmanager": []})
         self._program = program
 
     def targets(self, targets: Mapping[str, Sequence[str]]) -> None:
@@ -154,44 +149,9 @@ class Prometheus(Server):
         found: list[dict[str, Any]] = self.get("/api/v1/query", query=expr)["result"]
         return found
 
-    def ask_since(self, expr: str, began: float, step_s: float = 1.0) -> list[dict[str, Any]]:
-        """Return the results of an expression since a time."""
-        found: list[dict[str, Any]] = self.get(
-            "/api/v1/query_range",
-            query=expr,
-            start=str(began),
-            end=str(time.time()),
-            step=str(step_s),
-        )["result"]
-        return found
-
     def firing(self) -> dict[str, dict[str, Any]]:
         """Return the firing alerts by name."""
         alerts = self.get("/api/v1/alerts")["alerts"]
         return {
             alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"
         }
-
-
-class Alertmanager(Server):
-    """Alertmanager with our routing; notifications go to one address without delay."""
-
-    def __init__(self, program: str, folder: Path, notes: str) -> None:
-        super().__init__("alertmanager", folder)
-        config = yaml.safe_load((HERE / "alertmanager.yml").read_text("utf-8"))
-        for route in (config["route"], *config["route"]["routes"]):
-            route |= {"group_wait": "0s", "group_interval": "1s"}
-        for receiver in config["receivers"]:
-            for webhook in receiver["webhook_configs"]:
-                path = urllib.parse.urlsplit(webhook["url"]).path
-                webhook["url"] = notes + path
-        (folder / "alertmanager.yml").write_text(yaml.safe_dump(config), "utf-8")
-        self._program = program
-
-    def run(self) -> Self:
-        """Start the process and wait until it is ready."""
-        self.start(
-            self._program, "--config.file=alertmanager.yml", "--storage.path=data",
-            f"--web.listen-address=127.0.0.1:{self.port}", "--cluster.listen-address=",
-        )  # fmt: skip
-        return self

@@ -14,16 +14,18 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
+import yaml
 from monitoring.build import HERE
-from monitoring.servers import Alertmanager, Prometheus, free_port
+from monitoring.servers import Prometheus, Server, free_port
 
 from parts import part
 from ssfl.v1 import coordinator_pb2 as pb
@@ -73,6 +75,30 @@ def receive_alerts() -> Iterator[tuple[str, dict[str, list[tuple[str, str]]]]]:
             thread.join()
 
 
+class Alertmanager(Server):
+    """Alertmanager with our routing; notifications go to one address without delay."""
+
+    def __init__(self, program: str, folder: Path, notes: str) -> None:
+        super().__init__("alertmanager", folder)
+        config = yaml.safe_load((HERE / "alertmanager.yml").read_text("utf-8"))
+        for route in (config["route"], *config["route"]["routes"]):
+            route |= {"group_wait": "0s", "group_interval": "1s"}
+        for receiver in config["receivers"]:
+            for webhook in receiver["webhook_configs"]:
+                path = urllib.parse.urlsplit(webhook["url"]).path
+                webhook["url"] = notes + path
+        (folder / "alertmanager.yml").write_text(yaml.safe_dump(config), "utf-8")
+        self._program = program
+
+    def run(self) -> Self:
+        """Start the process and wait until it is ready."""
+        self.start(
+            self._program, "--config.file=alertmanager.yml", "--storage.path=data",
+            f"--web.listen-address=127.0.0.1:{self.port}", "--cluster.listen-address=",
+        )  # fmt: skip
+        return self
+
+
 def metrics_port(program: Program) -> int:
     def line() -> str:
         return next((text for text in program.out.splitlines() if " metrics on " in text), "")
@@ -97,6 +123,14 @@ def kinds_of_bytes(prometheus: Prometheus) -> set[tuple[str, ...]]:
     names = ("direction", "phase", "encoding")
     rows = prometheus.ask("ssfl_payload_bytes_total")
     return {tuple(row["metric"][name] for name in names) for row in rows}
+
+
+def ask_since(prometheus: Prometheus, expr: str, began: float) -> list[dict[str, Any]]:
+    """Return the results of an expression since a time, one per second."""
+    span = {"start": str(began), "end": str(time.time()), "step": "1.0"}
+    answer = prometheus.get("/api/v1/query_range", query=expr, **span)
+    rows: list[dict[str, Any]] = answer["result"]
+    return rows
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[float]:
@@ -136,15 +170,10 @@ def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
     with (
         receive_alerts() as (address, notes),
         Alertmanager(manager_program, folder / "alertmanager", address) as manager,
-        Prometheus(
-            program,
-            folder / "prometheus",
-            every_s=1,
-            hurry=HURRY,
-            alertmanager=f"localhost:{manager.port}",
-        ) as prometheus,
+        Prometheus(program, folder / "prometheus", every_s=1, hurry=HURRY) as prometheus,
     ):
         manager.run()
+        prometheus.targets({"alertmanager": [f"localhost:{manager.port}"]})
         prometheus.run()
         port, metrics = free_port(), free_port()
         flags = (*RUN, f"--metrics-port={metrics}")
@@ -198,11 +227,11 @@ def test_alerts_fire_and_clear_for_a_broken_federation(sites: Programs) -> None:
             empty = {
                 title: expr
                 for title, expr in expressions(name)
-                if not numbers(prometheus.ask_since(expr, began))
+                if not numbers(ask_since(prometheus, expr, began))
             }
             assert not empty, f"{name}: {empty}"
         (by_phase,) = [expr for title, expr in expressions(BYTES) if title == "By phase"]
-        sent = {row["metric"]["phase"] for row in prometheus.ask_since(by_phase, began)}
+        sent = {row["metric"]["phase"] for row in ask_since(prometheus, by_phase, began)}
         assert sent >= {"scores", "mask", "values"}, "what was sent but once is seen, too"
         assert kinds_of_bytes(prometheus) == kinds, "every series was there from the start"
         assert {name for name, _ in notes["/page"]} == {"SsflRunStalled", "SsflCoordinatorDown"}
