@@ -8,7 +8,7 @@ stands for the coordinators that the variables of the dashboard select; means ar
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def _dashboard(uid: str, *, title: str, description: str, rows: Sequence[Json]) 
     y = 0
     for row in rows:
         y = _add_row(panels, y, **row)
-    shared = copy.deepcopy(SHARED["dashboard"])
+    shared: Json = copy.deepcopy(SHARED["dashboard"])
     for annotation in shared["annotations"]["list"]:
         annotation["expr"] = expression(annotation["expr"])
     links = [link for link in shared["links"] if link["url"] != f"/d/{uid}"]
@@ -78,7 +78,13 @@ def make_panel(
         "targets": [],
         "transformations": [],
     }
-    {"stat": stat, "lines": lines, "heatmap": heatmap, "table": table}[kind](panel, **others)
+    kinds: dict[str, Callable[..., None]] = {
+        "stat": stat,
+        "lines": lines,
+        "heatmap": heatmap,
+        "table": table,
+    }
+    kinds[kind](panel, **others)
     return panel
 
 

@@ -184,7 +184,8 @@ def test_every_declared_dependency_is_used() -> None:
     used = {module for file in sources(*PACKAGES) for module in imports(file)}
     # The generated stubs are what needs protobuf.
     used |= {m for file in (ROOT / "proto").rglob("*_pb2*.py") for m in imports(file)}
-    for_developers = {m for file in sources("tests", "benchmarks", "proto") for m in imports(file)}
+    folders = ("tests", "benchmarks", "monitoring", "proto")
+    for_developers = {m for file in sources(*folders) for m in imports(file)}
     runtime = declared(with_extras=False)
     unused = [name for name in runtime if not _is_used(name, used)]
     for name in declared(with_extras=True) - runtime - NOT_IMPORTED:
