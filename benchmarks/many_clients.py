@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
-    _allow_files(4 * args.clients + 500)
+    allow_files(4 * args.clients + 500)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ssfl-many-") as folder:
         result = asyncio.run(measure(args, Path(folder)))
@@ -323,7 +323,7 @@ def main() -> int:
     return 0 if met and _right(result) else 1
 
 
-def _allow_files(wanted: int) -> None:
+def allow_files(wanted: int) -> None:
     """Raise the limit of open files: a connection takes one at each end."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
