@@ -117,15 +117,6 @@ class CoordinatorConfig:
         chosen = [port for port in ports.values() if port]
         if len(set(chosen)) < len(chosen):
             raise SettingsError(f"{', '.join(ports)} must differ")
-        for name, count in (
-            ("--upload-slots", self.upload_slots),
-            ("--workers", self.workers),
-            ("--max-clients", self.max_clients),
-            ("--max-connections", self.max_connections),
-            ("--max-model-values", self.max_model_values),
-        ):
-            if count < 1:
-                raise SettingsError(f"{name} must be at least 1, got {count}")
         if self.max_clients < self.run.clients:
             raise SettingsError(
                 f"--max-clients {self.max_clients} is below --clients {self.run.clients}: "
