@@ -46,7 +46,6 @@ class Coordinator:
 
     run: RunLoop
     directory: StateDirectory
-    journal: Journal
     store: Store
     spool: Spool
     ledger: Ledger
@@ -86,7 +85,7 @@ def start_coordinator(
     recorder = Recorder(opened.history, live_entries, refusals)
     run = RunLoop(state, writer, jobs, recorder, disk_space, clock)
     coordinator = Coordinator(
-        run, opened.directory, opened.journal, opened.store, opened.spool, ledger, ledger_file,
+        run, opened.directory, opened.store, opened.spool, ledger, ledger_file,
         opened.history, live_entries, connections, refusals, counters, PresenceTable(), disk_space,
         clock,
     )  # fmt: skip

@@ -16,8 +16,8 @@ from ssfl.server.history.timing import StepTimes
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.contracts import Log
 from ssfl.server.storage.disk_full import StateDisk
+from ssfl.server.storage.journal import Journal
 
 Clock = Callable[[], float]
 _WITH_TOTALS = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
@@ -30,7 +30,7 @@ class FactWriter:
 
     def __init__(
         self,
-        journal: Log,
+        journal: Journal,
         ledger_file: LedgerFile,
         disk: StateDisk,
         ledger: Ledger,

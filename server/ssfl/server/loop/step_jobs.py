@@ -20,8 +20,8 @@ from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.state import RunState, Step
-from ssfl.server.storage.contracts import Log
 from ssfl.server.storage.disk_full import StateDisk
+from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool, check_stored
 from ssfl.server.storage.state_directory import StateDirectory
@@ -45,7 +45,7 @@ class StepJobs:
         self,
         settings: RunSettings,
         directory: StateDirectory,
-        journal: Log,
+        journal: Journal,
         store: Store,
         spool: Spool,
         disk: StateDisk,

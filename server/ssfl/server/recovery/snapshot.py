@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from ssfl.durable.files import write_atomic
@@ -22,7 +23,7 @@ from ssfl.server.recovery.dataclass_json import from_plain, to_plain
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts
-from ssfl.server.storage.journal import JournalFile
+from ssfl.server.storage.journal import crc32_of, records_of
 from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -44,17 +45,18 @@ class SnapshotHeader:
     crc32: int  # of these bytes
 
 
-def replay(journal: JournalFile, known: SnapshotHeader, stop: int) -> SnapshotHeader:
+def replay(journal: Path, known: SnapshotHeader, stop: int) -> SnapshotHeader:
     """Return the state and history at byte `stop` of the journal; `known.newest` is modified.
 
     Raise ValueError for a record that is not a fact.
     """
     state, newest, end = known.state, known.newest, known.num_bytes
-    for at, record in journal.read_from(known.num_bytes, stop):
+    for at, record in records_of(journal, known.num_bytes, stop):
         fact = facts.from_json(record)
         state, end = apply(state, fact), at
         newest.add(fact)
-    return SnapshotHeader(state, newest, end, journal.crc32(known.num_bytes, end, known.crc32))
+    crc32 = crc32_of(journal, known.num_bytes, end, known.crc32)
+    return SnapshotHeader(state, newest, end, crc32)
 
 
 def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotHeader:
@@ -69,17 +71,17 @@ def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotH
     except (ValueError, KeyError, TypeError) as error:
         log.warning("the snapshot is ignored, and the journal is read instead: %s", error)
         return nothing
-    journal = JournalFile(directory.journal)
-    if snapshot is None or journal.num_bytes < snapshot.num_bytes:
+    journal = directory.journal
+    if snapshot is None or not journal.exists() or journal.stat().st_size < snapshot.num_bytes:
         return nothing
-    fits = journal.crc32(0, snapshot.num_bytes) == snapshot.crc32
+    fits = crc32_of(journal, 0, snapshot.num_bytes) == snapshot.crc32
     return snapshot if fits else nothing  # reading the journal reports where it is damaged
 
 
 def write_snapshot(directory: StateDirectory, settings: RunSettings, stop: int) -> int:
     """Update the snapshot to byte `stop` of the journal; return how many bytes it covers."""
     known = read_snapshot(directory, settings)
-    snapshot = replay(JournalFile(directory.journal), known, stop)
+    snapshot = replay(directory.journal, known, stop)
     document = {
         "kinds": _kinds(),
         "num_bytes": snapshot.num_bytes,
