@@ -12,7 +12,7 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.journal import Journal, records_of
 
 
 def send(coordinator: Coordinator, num_bytes: int, client: ClientId = C1) -> None:
