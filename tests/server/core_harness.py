@@ -116,10 +116,11 @@ class World:
             case events.OpenStep():
                 self.sum_of, self.folded = action.step.number, Counter()
             case events.Fold():
-                assert self.sum_of == action.step, "a fold into another sum"
-                assert (action.step, action.client, action.digest) in self.spool
-                self.folded[action.client] += 1
-                assert self.folded[action.client] == 1, "a client was counted twice"
+                upload = action.upload
+                assert self.sum_of == upload.step, "a fold into another sum"
+                assert (upload.step, upload.client, upload.digest) in self.spool
+                self.folded[upload.client] += 1
+                assert self.folded[upload.client] == 1, "a client was counted twice"
             case events.Reduce():
                 self.results.append(self._reduced(action.step))
             case events.DropSpool():

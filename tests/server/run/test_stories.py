@@ -151,7 +151,7 @@ def _action_line(action: Action) -> str:
         case events.OpenStep():
             return f"> open the sum of step {action.step.number}"
         case events.Fold():
-            return f"> fold {action.client} into step {action.step}"
+            return f"> fold {action.upload.client} into step {action.upload.step}"
         case events.Reduce():
             return f"> reduce step {action.step.number}: {' '.join(action.step.closed or ())}"
         case events.DropSpool():

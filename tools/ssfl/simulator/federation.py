@@ -289,9 +289,9 @@ class SimulatedFederation:
 
     def _fold(self, action: events.Fold) -> None:
         assert self._sum is not None
-        self._sum.fold(action.client, action.digest, action.weight)
+        self._sum.fold(action.upload.client, action.upload.digest, action.weight)
         if self._sum.work is Work.TRAIN:  # scores are needed until the largest is known
-            del self._received[action.client]
+            del self._received[action.upload.client]
 
     def _reduce(self, step: Step) -> None:
         assert self._sum is not None

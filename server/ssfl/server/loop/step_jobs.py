@@ -83,9 +83,10 @@ class StepJobs:
     def fold(self, action: events.Fold) -> None:
         """Add an accepted upload to the sum."""
         failpoint("sum.fold")
-        digest = bytes.fromhex(action.digest)
-        check_stored(self._spool.stored(action.step, action.client, digest), action.stored)
-        self._current().fold(action.client, action.digest, action.weight)
+        upload = action.upload
+        values = self._spool.stored(upload.step, upload.client, bytes.fromhex(upload.digest))
+        check_stored(values, upload.stored)
+        self._current().fold(upload.client, upload.digest, action.weight)
 
     def reduce(self, step: Step, published: Published) -> tuple[events.StepReduced, ModelState]:
         """Compute and store the next model; return it with the event that makes it current."""

@@ -158,12 +158,7 @@ class _Decision:
             return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
         if self.state.finished:
             return Reply.STEP_CLOSED
-        self._fact(
-            facts.ModelInitialized(
-                event.client, event.manifest_digest, event.initial_digest, event.mask_epoch,
-                event.mask_digest, event.num_kept, event.base_digest,
-            )
-        )  # fmt: skip
+        self._fact(event)
         self.state = replace(self.state, newcomer_s=self.now_s)
         self._move_on()
         return Reply.ACCEPTED
@@ -179,14 +174,9 @@ class _Decision:
             return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
         if step.closed is not None:
             return Reply.STEP_CLOSED
-        accepted = facts.UploadAccepted(
-            step.number, event.client, event.digest, event.largest, event.report, event.stored
-        )
-        self._fact(accepted)
+        self._fact(event)
         if not step.work.is_test:
-            weight = step.weights[event.client]
-            fold = Fold(step.number, event.client, event.digest, weight, event.stored)
-            self.actions.append(fold)
+            self.actions.append(Fold(event, step.weights[event.client]))
         self._move_on()
         return Reply.ACCEPTED
 
@@ -198,20 +188,15 @@ class _Decision:
         self._move_on()
         return Reply.DONE
 
-    def _commit(self, event: events.StepReduced) -> None:
-        self._fact(
-            facts.StepCommitted(
-                event.step, event.mask_epoch, event.mask_digest, event.num_kept,
-                event.base_digest, event.report, event.scored_digest,
-            )
-        )  # fmt: skip
-        self.actions.append(events.DropSpool(event.step))
+    def _commit(self, result: facts.StepCommitted) -> None:
+        self._fact(result)
+        self.actions.append(events.DropSpool(result.step))
 
     def _commit_test(self, step: int) -> None:
         """Commit a test, which leaves the model as it is."""
         state = self.state
         self._commit(
-            events.StepReduced(
+            facts.StepCommitted(
                 step, state.mask_epoch, state.mask_digest, state.num_kept, state.base_digest
             )
         )
@@ -286,9 +271,7 @@ class _Decision:
             return
         self.actions.append(events.OpenStep(step))
         for client, upload in sorted(step.uploads.items()):
-            weight = step.weights[client]
-            fold = Fold(step.number, client, upload.digest, weight, upload.stored)
-            self.actions.append(fold)
+            self.actions.append(Fold(upload, step.weights[client]))
         if step.closed is not None:
             self.actions.append(events.Reduce(step))
 
