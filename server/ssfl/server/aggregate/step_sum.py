@@ -7,8 +7,9 @@ All folds run on one worker thread and never overlap. The result does not depend
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +22,11 @@ from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
 from ssfl.server.errors import StateError
 from ssfl.server.run.events import StepReduced
-from ssfl.server.run.outliers import outliers
+from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
 
 _BLOCK = 1 << 18  # values
+OUTLIER = 1e6  # times the median of the clients' largest scores; only a fault produces it
 
 log = logging.getLogger("ssfl.run")
 
@@ -34,6 +36,22 @@ def update_fraction_bits(step: Step) -> int:
     if step.fraction_bits is not None:
         return step.fraction_bits
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
+
+
+def outliers(
+    uploads: Mapping[ClientId, UploadAccepted], closed: Iterable[ClientId]
+) -> tuple[ClientId, ...]:
+    """Return the clients in `closed` whose scores are outliers, sorted.
+
+    Scores are summed on a grid that follows the largest score, so one absurd score would flatten
+    all others. At most half of the clients can be above the median. With one or two clients, or if
+    half of them report only zeros, no client is an outlier.
+    """
+    largest = {client: uploads[client].largest for client in closed}
+    middle = median(largest.values()) if largest else 0.0
+    if not middle:
+        return ()
+    return tuple(sorted(client for client in largest if largest[client] > OUTLIER * middle))
 
 
 def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) -> None:

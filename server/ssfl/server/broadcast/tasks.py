@@ -7,9 +7,10 @@ sent the same buffers, so memory does not grow with the number of clients.
 import hashlib
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import encoding_word
@@ -18,9 +19,14 @@ from ssfl.server.broadcast.payloads import Broadcast, Form, Part
 from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import mask_pb2, transfer_pb2
+from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2
 
 CHUNK_BYTES = 1 << 16  # gRPC holds one copy per client that is being sent a chunk
+
+
+def settings_to_message(settings: RunSettings) -> settings_pb2.RunSettings:
+    """Return the run settings as they are sent in Join, with the same field names."""
+    return settings_pb2.RunSettings(**asdict(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,10 @@ def _score(
         part = broadcast.part(Form.INITIAL)
         work.initial.CopyFrom(part.payload)
         parts = (part,)
-        request = _holding_initial(request, model.initial_digest)
+        held = pb.NextTaskRequest()
+        held.CopyFrom(request)
+        held.initial_digest = model.initial_digest  # it comes with this task
+        request = held
     if model.mask is not None:
         parts += _set_model(work, broadcast, request, reader)
         work.resting_digest = model.resting_digest
@@ -165,14 +174,6 @@ def _score(
             work.resting.CopyFrom(resting.payload)
             parts += (resting,)
     return work, parts
-
-
-def _holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
-    """Return the request of a client that gets the initial weights with the same task."""
-    request_with_initial = pb.NextTaskRequest()
-    request_with_initial.CopyFrom(request)
-    request_with_initial.initial_digest = digest
-    return request_with_initial
 
 
 def _finish(

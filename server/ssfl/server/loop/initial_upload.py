@@ -21,8 +21,8 @@ from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receipts import receipt_of
 from ssfl.server.uploads.receive import Sent
+from ssfl.server.uploads.step_upload import receipt_of
 from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, verify_plain
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2

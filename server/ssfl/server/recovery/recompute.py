@@ -26,9 +26,8 @@ from ssfl.server.recovery.recover import load_model, with_scored
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState, Step
-from ssfl.server.storage.kept_uploads import KeptUploads
 from ssfl.server.storage.model_store import Store
-from ssfl.server.storage.spool import check_stored
+from ssfl.server.storage.spool import KeptUploads, check_stored
 from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.storage.upload_files import StoredValues
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of

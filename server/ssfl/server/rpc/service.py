@@ -11,8 +11,7 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.broadcast.payloads import NotBuilt
-from ssfl.server.broadcast.settings_message import settings_to_message
-from ssfl.server.broadcast.tasks import Ready, task_for
+from ssfl.server.broadcast.tasks import Ready, settings_to_message, task_for
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.history.sample_warnings import SampleCounts
 from ssfl.server.loop.limits import Joins, Limits
@@ -24,9 +23,8 @@ from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
 from ssfl.server.uploads.encoding_choice import reader_of
-from ssfl.server.uploads.receipts import outcome_of
 from ssfl.server.uploads.receive import UploadReceiver
-from ssfl.server.uploads.step_upload import open_step
+from ssfl.server.uploads.step_upload import open_step, outcome_of
 from ssfl.server.uploads.update_upload import evaluation_of
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc

@@ -8,7 +8,7 @@ from ssfl.durable.failpoints import failpoint
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import encoding_word
-from ssfl.server.errors import InvalidRequest
+from ssfl.server.errors import InvalidRequest, UpdateConflict
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.run import events
 from ssfl.server.run.events import Event, Reply
@@ -17,10 +17,27 @@ from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.client_models import ClientModels
-from ssfl.server.uploads.receipts import receipt_of
 from ssfl.server.uploads.receive import Sent
 from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import transfer_pb2
+
+_OUTCOMES = {
+    Reply.ACCEPTED: transfer_pb2.OUTCOME_ACCEPTED,
+    Reply.ALREADY_ACCEPTED: transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
+    Reply.STEP_CLOSED: transfer_pb2.OUTCOME_STEP_CLOSED,
+}
+
+
+def outcome_of(reply: Reply) -> transfer_pb2.Outcome:
+    """Return the outcome for a reply of the run; raise UpdateConflict for a conflict."""
+    if reply is Reply.CONFLICT:
+        raise UpdateConflict("other bytes of this client were accepted in this step")
+    return _OUTCOMES[reply]
+
+
+def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
+    """Return the receipt that ends an upload."""
+    return transfer_pb2.Receipt(outcome=outcome_of(reply))
 
 
 class Run(Protocol):
