@@ -78,9 +78,8 @@ class DiskSpaceWaiter:
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for the given seconds; by default it also returns on `close`."""
-        self._waiting: list[
-            tuple[Disk, str]
-        ] = []  # disk and error of each waiting job, of several threads
+        # Disk and error of each waiting job, of several threads.
+        self._waiting: list[tuple[Disk, str]] = []
         self._refused: tuple[float, Disk, str] | None = None  # of the newest refused upload
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -93,9 +92,7 @@ class DiskSpaceWaiter:
     @property
     def blocked_on(self) -> str:
         """The disk that jobs wait for, as text; empty if no job waits."""
-        for disk, why in self._waiting[:1]:
-            return _missing(disk, why)
-        return ""
+        return next((_missing(disk, why) for disk, why in self._waiting[:1]), "")
 
     def blocked_at(self, now_s: float) -> str:
         """Return the disk that jobs wait for, or for which an upload was refused recently."""
