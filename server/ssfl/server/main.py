@@ -25,13 +25,15 @@ from ssfl.program.output_dir import check_writable
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
 from ssfl.server.errors import StateError, StateGone
-from ssfl.server.loop.coordinator import Coordinator, OpenedRun, start_coordinator
+from ssfl.server.loop.coordinator import Coordinator, start_coordinator
+from ssfl.server.loop.fact_writer import Clock
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.loop.limits import check_open_files
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.run_loop import Clock, RunLoop
+from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.loop.ticker import TICK_S, tick
 from ssfl.server.recovery.recover import (
+    OpenedRun,
     check_beginning,
     check_best,
     check_ledger,

@@ -21,15 +21,11 @@ class Recorder:
         self, fact: facts.Fact, state: RunState, model: ModelState | None, journal_bytes: int
     ) -> None:
         """Record a fact; `state` and `model` are those after it."""
-        self.history.add(fact)
-        log_fact(fact, state, self.history)
-        if isinstance(fact, facts.StepCommitted):
-            self._add_commit(fact, model, journal_bytes)
-
-    def _add_commit(
-        self, fact: facts.StepCommitted, model: ModelState | None, journal_bytes: int
-    ) -> None:
         history = self.history
+        history.add(fact)
+        log_fact(fact, state, history)
+        if not isinstance(fact, facts.StepCommitted):
+            return
         if entry := history.newest_entry:
             self._live_entries.add(HistoryEntry(fact.step, *entry), journal_bytes)
         if model and model.mask and history.newest_mask.get("step") == fact.step:

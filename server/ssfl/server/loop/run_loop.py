@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.server.broadcast.tasks import initializer
-from ssfl.server.loop.fact_writer import FactWriter
+from ssfl.server.loop.fact_writer import Clock, FactWriter
 from ssfl.server.loop.recorder import Recorder
 from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.run import events, facts
@@ -25,8 +25,6 @@ from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
 from ssfl.server.run.waiting import waiting_for
 from ssfl.server.storage.disk_full import DiskSpaceWaiter
-
-Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -50,9 +48,8 @@ class RunLoop:
     ) -> None:
         self.state = state
         self.model: ModelState | None = None
-        self.published_journal_bytes = (
-            writer.journal_bytes
-        )  # length of the journal that state and history reflect
+        # Length of the journal that state and history reflect.
+        self.published_journal_bytes = writer.journal_bytes
         self.model_written = asyncio.Event()
         self.clock = clock
         self._writer = writer
@@ -215,17 +212,18 @@ class RunLoop:
         return await self._writer.write(new_facts, self.state, num_values)
 
     def _do(self, action: Action) -> None:
+        """Start an action. Jobs read the model when they run: it may not be loaded earlier."""
         match action:
             case Persist():
                 pass
             case events.OpenStep():
-                self._work(lambda: self._jobs.open_step(action.step, self))
+                self._work(lambda: self._jobs.open_step(action.step, self.model))
             case events.Fold():
                 self._work(lambda: self._jobs.fold(action))
             case events.Reduce():
                 self._reduce(action.step)
             case events.DropSpool():
-                self._work(lambda: self._jobs.drop(action.step, self))
+                self._work(lambda: self._jobs.drop(action.step, self.state))
             case events.KeepBest():
                 self._work(lambda: self._jobs.keep_best(action.best.step))
             case events.WriteModel():
@@ -235,7 +233,7 @@ class RunLoop:
         loop = asyncio.get_running_loop()
 
         def job() -> None:
-            event, model = self._jobs.reduce(step, self)
+            event, model = self._jobs.reduce(step, self.model)
             asyncio.run_coroutine_threadsafe(self.post(event, model), loop)
 
         self._work(job)
