@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ssfl.method.strategies.contract import ClientId
@@ -19,7 +20,7 @@ from ssfl.server.loop.refusals import Refusals
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.recovery.recover import OpenedRun
-from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter, StateDisk
+from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
@@ -56,18 +57,14 @@ def start_coordinator(
     disk_space = disk_space or DiskSpaceWaiter()
     ledger = opened.ledger
     ledger_file = LedgerFile(opened.directory.ledger, opened.history.account[1])
-    disk = StateDisk(Disk("--state-dir", opened.directory.root), disk_space)
-    out_disk = Disk("--out-dir", out_dir)
+    disk = Disk("--state-dir", opened.directory.root, disk_space)
+    out_disk = Disk("--out-dir", out_dir, disk_space)
     connections, counters, live_entries = Connections(ledger), ProcessCounters(), LiveEntries()
     counters.begin(opened.state, ledger)
     refusals = Refusals(clock, lambda name: ClientId(name) in run.state.members)
     writer = FactWriter(opened, ledger_file, disk, connections, counters, clock)
-    jobs = StepJobs(
-        opened,
-        disk,
-        writer.times,
-        lambda: disk_space.wait_for(lambda: write_model(coordinator), out_disk),
-    )
+    write = partial(out_disk.retry_while_full, lambda: write_model(coordinator))
+    jobs = StepJobs(opened, disk, writer.times, write)
     recorder = Recorder(opened.history, live_entries, refusals)
     run = RunLoop(opened.state, writer, jobs, recorder, disk_space, clock)
     coordinator = Coordinator(

@@ -16,7 +16,7 @@ from ssfl.server.recovery.recover import OpenedRun
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.disk_full import StateDisk
+from ssfl.server.storage.disk_full import Disk
 
 Clock = Callable[[], float]
 _WITH_TOTALS = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
@@ -31,7 +31,7 @@ class FactWriter:
         self,
         opened: OpenedRun,
         ledger_file: LedgerFile,
-        disk: StateDisk,
+        disk: Disk,
         connections: Connections,
         counters: ProcessCounters,
         clock: Clock,

@@ -2,9 +2,6 @@
 
 import asyncio
 
-import numpy as np
-import numpy.typing as npt
-
 from ssfl.codec import values_only
 from ssfl.durable.failpoints import failpoint
 from ssfl.method.initialize import initial_vector
@@ -83,9 +80,8 @@ class InitialUpload:
         """Raise InvalidRequest unless the announced payload is valid for the weights."""
         num_bytes = values_only.encoded_bytes(self._manifest.size)
         check_payload(self.payload, {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)})
-        self._descriptions.spool.drop_clients_but(
-            self.client, 0
-        )  # of earlier clients that were asked
+        # Of clients that were asked earlier.
+        self._descriptions.spool.drop_clients_but(self.client, 0)
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._descriptions.receipt_if_known()
@@ -99,15 +95,12 @@ class InitialUpload:
 
     async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
         """Store the model that was sent, and post it."""
-        receipt = await self._commit(found)
+        receipt = await self.commit_model(found)
         part.drop()
         return receipt
 
-    async def commit_from_seed(self) -> transfer_pb2.Receipt:
-        """Build the model from the run's seed, store it, and post it."""
-        return await self._commit(None)
-
-    async def _commit(self, found: VerifiedUpload | None) -> transfer_pb2.Receipt:
+    async def commit_model(self, found: VerifiedUpload | None = None) -> transfer_pb2.Receipt:
+        """Store and post the model: as sent or, without an upload, built from the run's seed."""
         if receipt := self.receipt_if_unwanted():
             return receipt
 
@@ -126,11 +119,10 @@ class InitialUpload:
     def _build(self, found: VerifiedUpload | None, check: Check) -> ModelState:
         """Store and return the run's model before its first step, unless `check` raises."""
         settings, store = self._descriptions.run.state.settings, self._descriptions.store
-        initial: npt.NDArray[np.float32]
-        if found is None:
-            initial = initial_vector(self._manifest, settings.seed, check)
-        else:
+        if found:
             initial = found.values.read(0, self._manifest.size)
+        else:
+            initial = initial_vector(self._manifest, settings.seed, check)
         if values_digest(initial) != self._header.initial_digest:
             raise ManifestMismatch(
                 "the initial weights rebuilt from the seed differ from the client's: "

@@ -18,7 +18,7 @@ from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.state import RunState, Step
-from ssfl.server.storage.disk_full import StateDisk
+from ssfl.server.storage.disk_full import Disk
 from ssfl.server.storage.spool import check_stored
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class StepJobs:
     """The jobs of one run. Not thread-safe: use one thread."""
 
     def __init__(
-        self, opened: OpenedRun, disk: StateDisk, times: StepTimes, write_model: Callable[[], None]
+        self, opened: OpenedRun, disk: Disk, times: StepTimes, write_model: Callable[[], None]
     ) -> None:
         """`write_model` writes the results."""
         self.write_model = write_model

@@ -44,7 +44,7 @@ class UploadHandlers:
         if isinstance(upload, InitialUpload):
             if upload.follows_from_seed:
                 with self._context.open_call(member), self._receiver.refused_if_full():
-                    upload = await upload.commit_from_seed()
+                    upload = await upload.commit_model()
             else:
                 upload.check_payload()
         async for response in self._answers(upload, member, requests, pb.SendInitialResponse):

@@ -39,11 +39,8 @@ def named(state: RunState, clients: "tuple[ClientId, ...] | list[ClientId]") -> 
 
 
 def _named(state: RunState, client: ClientId) -> str:
-    if client in state.removed:
-        return f"{client} (removed)"
-    if state.members[client].left:
-        return f"{client} (left)"
-    return f"{client} (lost)" if client in state.lost else client
+    now = client_state(state, client)
+    return f"{client} ({now})" if now in ("removed", "left", "lost") else client
 
 
 def _resume(state: RunState, paused_at: float) -> str:

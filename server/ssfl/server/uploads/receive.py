@@ -10,8 +10,8 @@ rest of the payload, arrive in every `no_progress_s`.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -20,9 +20,9 @@ from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
-from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress
+from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.history.counters import ProcessCounters
-from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter, refused_if_full
+from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.slots import UploadSlot, UploadSlots
@@ -105,7 +105,7 @@ class UploadReceiver:
         """`disk_space` records uploads that did not fit on the disk, for the status report."""
         self.num_slots = slots
         self._disk_space = disk_space or DiskSpaceWaiter()
-        self._disk = Disk("--state-dir", spool.root.parent)
+        self._disk = Disk("--state-dir", spool.root.parent, self._disk_space)
         self._clock = clock
         self._counters = counters
         self._refusals = refusals
@@ -165,9 +165,7 @@ class UploadReceiver:
                 raise
             self._disk_space.accept()
             yield respond(receipt=receipt)
-        except (
-            FileNotFoundError
-        ):  # its spool is gone: the step ended, or another upload committed first
+        except FileNotFoundError:  # the step ended, or another upload committed first
             unwanted = upload.receipt_if_unwanted()
             if unwanted is None:
                 raise NoProgress(
@@ -207,16 +205,9 @@ class UploadReceiver:
         if isinstance(error, Exception):
             self._refusals.count_error(client, error)
 
-    @contextmanager
-    def refused_if_full(self) -> Iterator[None]:
-        """Raise DiskFull if an error means that the disk is full, and record it."""
-        try:
-            with refused_if_full():
-                yield
-        except DiskFull as refusal:
-            assert isinstance(refusal.__cause__, OSError)
-            self._disk_space.refuse(self._disk, refusal.__cause__, self._clock())
-            raise
+    def refused_if_full(self) -> AbstractContextManager[None]:
+        """Return a context that raises DiskFull if the disk has no space for an upload."""
+        return self._disk_space.refused_if_full(self._disk, self._clock)
 
     async def _chunks(
         self,

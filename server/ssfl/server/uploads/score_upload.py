@@ -8,7 +8,7 @@ from ssfl.server.errors import StaleBase
 from ssfl.server.run.state import Member, Step
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.decode import check_scores, score_blocks
-from ssfl.server.uploads.step_upload import StepUpload, UploadServices
+from ssfl.server.uploads.step_upload import StepUpload, UploadServices, open_step
 from ssfl.server.uploads.verify import ScoreCheck, VerifiedUpload, verify_coded, verify_plain
 from ssfl.v1 import saliency_pb2, transfer_pb2
 
@@ -27,9 +27,8 @@ class ScoreUpload(StepUpload):
         model: ModelState,
     ) -> None:
         super().__init__(services, member, step, header.scores, {"work_s": header.work_s})
-        signed = step.criterion == "grasp"
         self._count = model.manifest.num_masked
-        self._check = ScoreCheck(self.client, model.manifest, signed=signed)
+        self._check = ScoreCheck(self.client, model.manifest, signed=step.criterion == "grasp")
 
     @classmethod
     async def admit(
@@ -37,12 +36,12 @@ class ScoreUpload(StepUpload):
     ) -> "ScoreUpload | transfer_pb2.Receipt":
         """Check a header against the run; return the upload, or the receipt that ends it."""
         model = await services.run.current_model()
-        step = services.step_for(header.step, Work.SCORE, member)
+        step = open_step(services.run.state, header.step, Work.SCORE, member)
         if step is None or model is None:
             return services.late_receipt(header.step, member, header.scores)
         if header.manifest_digest != model.manifest.digest:
             raise StaleBase("the scores are for another model: join again")
-        if header.initial_digest != await asyncio.to_thread(_whole_digest, model):
+        if header.initial_digest != await asyncio.to_thread(lambda: model.whole_digest):
             raise StaleBase("the scores are for other weights: ask for the task again")
         check_scores(header.scores, model.manifest.num_masked, services.run.state.settings)
         upload = cls(services, member, step, header, model)
@@ -54,7 +53,3 @@ class ScoreUpload(StepUpload):
             return verify_plain(part, digest, count, self._check)
         blocks = score_blocks(part.view(), self.payload, count)
         return verify_coded(part, digest, blocks, self._check)
-
-
-def _whole_digest(model: ModelState) -> bytes:
-    return model.whole_digest

@@ -69,14 +69,6 @@ class UploadServices:
     presence: TaskTimes
     models: ClientModels
 
-    def step_for(self, number: int, work: Work, member: Member) -> Step | None:
-        """Return the step that an upload is for; None if it closed without this client.
-
-        The upload counts with the weight that the step began with. The sample count in
-        its header may differ: the site's data may have changed since the last Join.
-        """
-        return open_step(self.run.state, number, work, member)
-
     def late_receipt(
         self, step: int, member: Member, payload: transfer_pb2.Payload
     ) -> transfer_pb2.Receipt:
@@ -88,7 +80,11 @@ class UploadServices:
 
 
 def open_step(state: RunState, number: int, work: Work, member: Member) -> Step | None:
-    """Return the step that an answer is for; None if it closed without this client."""
+    """Return the step that an answer is for; None if it closed without this client.
+
+    An upload counts with the weight that the step began with. The sample count in its header may
+    differ: the site's data may have changed since the last Join.
+    """
     step = state.step
     if step is None or step.number != number or step.work is not work:
         return None

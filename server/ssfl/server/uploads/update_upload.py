@@ -8,7 +8,7 @@ from ssfl.server.errors import InvalidRequest, StaleBase, StaleMask
 from ssfl.server.run.state import Member, Step
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.decode import check_update, update_blocks
-from ssfl.server.uploads.step_upload import StepUpload, UploadServices
+from ssfl.server.uploads.step_upload import StepUpload, UploadServices, open_step
 from ssfl.server.uploads.verify import (
     ValueCheck,
     VerifiedUpload,
@@ -45,7 +45,7 @@ class UpdateUpload(StepUpload):
     ) -> "UpdateUpload | transfer_pb2.Receipt":
         """Check a header against the run; return the upload, or the receipt that ends it."""
         model = await services.run.current_model()
-        step = services.step_for(header.step, Work.TRAIN, member)
+        step = open_step(services.run.state, header.step, Work.TRAIN, member)
         if step is None or model is None:
             receipt = services.late_receipt(header.step, member, header.values)
             _refuse_old_mask(header, receipt, services.run.state.mask_epoch)
