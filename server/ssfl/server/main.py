@@ -321,7 +321,7 @@ async def _asked_to_stop(
 async def _drain(run: RunLoop, listener: Listener) -> None:
     log.info("stopping: no new step begins; open work is finished or kept")
     await run.post(events.DrainAsked())
-    while (step := run.state.step) and (step.closed is not None or listener.uploads.in_flight):
+    while (step := run.state.step) and (step.closed is not None or listener.uploads.slots.held):
         await asyncio.sleep(0.05)
 
 

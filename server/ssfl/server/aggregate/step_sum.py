@@ -91,9 +91,8 @@ class StepSum:
         self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
-        self._holders: npt.NDArray[np.int64] | None = (
-            None  # total weight of the clients that hold each value
-        )
+        # Total weight of the clients that hold each value.
+        self._holders: npt.NDArray[np.int64] | None = None
         if step.work is Work.TRAIN:
             assert model.values is not None
             self._size = model.values.size
@@ -229,14 +228,10 @@ def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepRedu
     """Return the event that makes the model of a step current."""
     assert model.mask is not None and model.values is not None
     return StepReduced(
-        step,
-        model.mask_epoch,
-        model.mask.digest.hex(),
-        model.mask.num_kept,
-        model.base_digest.hex(),
-        report,
+        step, model.mask_epoch, model.mask.digest.hex(), model.mask.num_kept,
+        model.base_digest.hex(), report,
         "" if model.scored is None else model.scored_digest.hex(),
-    )
+    )  # fmt: skip
 
 
 def compare(before: Mask, after: Mask) -> dict[str, Any]:

@@ -55,14 +55,9 @@ def initialized(author: ClientId, model: ModelState) -> events.Initialized:
     """Return the event that makes a model the run's."""
     mask = model.mask
     return events.Initialized(
-        author,
-        model.manifest.digest.hex(),
-        model.initial_digest.hex(),
-        model.mask_epoch,
-        mask.digest.hex() if mask else "",
-        mask.num_kept if mask else 0,
-        model.base_digest.hex(),
-    )
+        author, model.manifest.digest.hex(), model.initial_digest.hex(), model.mask_epoch,
+        mask.digest.hex() if mask else "", mask.num_kept if mask else 0, model.base_digest.hex(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ close. With `--reproducible`, every selected client must report.
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from ssfl.method.exact_sum import VALUE_BOUND, max_weight
@@ -60,16 +59,12 @@ def quorum(state: RunState, step: Step) -> int:
         return reported + step.counts.pending
     if step.work.is_test:
         return 0
-    if is_vote(step.work, step.cohort) and settings.scoring_quorum:
+    is_vote = step.work is Work.SCORE and len(step.cohort) > 1
+    if is_vote and settings.scoring_quorum:
         return settings.scoring_quorum
     if step.work is Work.SCORE and not step.reason:  # the first vote also waits for lost clients
         return reported + step.counts.not_left
     return min(settings.min_clients, len(step.cohort))
-
-
-def is_vote(work: Work, cohort: Collection[ClientId]) -> bool:
-    """Return True if several clients decide on a mask together."""
-    return work is Work.SCORE and len(cohort) > 1
 
 
 def min_to_commit(state: RunState, step: Step) -> int:

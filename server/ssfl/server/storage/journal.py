@@ -76,13 +76,15 @@ class Journal:
 
         During a takeover, the journal exists under its own name or under its temporary name.
         """
-        if not self._is_ours():
-            if not holds_journal(self.path) and not self.path.exists():
-                raise StateGone(self.path.parent)
-            raise Fenced(
-                f"another coordinator has taken over {self.path.parent}: this one ends, and what "
-                "it was about to acknowledge does not count"
-            )
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                return
+        if not holds_journal(self.path) and not self.path.exists():
+            raise StateGone(self.path.parent)
+        raise Fenced(
+            f"another coordinator has taken over {self.path.parent}: this one ends, and what "
+            "it was about to acknowledge does not count"
+        )
 
     def _mend(self) -> None:
         if self._is_torn:
@@ -101,13 +103,6 @@ class Journal:
             view = view[self._file.write(view) :]
         failpoint("journal.written")
         os.fsync(self._file.fileno())
-
-    def _is_ours(self) -> bool:
-        try:
-            named = self.path.stat()
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
         self._file.close()

@@ -116,11 +116,6 @@ class UploadReceiver:
         self._writing: dict[ClientId, asyncio.Lock] = {}  # serializes access to a client's file
         self._finishing: dict[ClientId, asyncio.Future[pb.Receipt]] = {}  # at most one per client
 
-    @property
-    def in_flight(self) -> int:
-        """The number of uploads that hold a grant."""
-        return self.slots.held
-
     async def receive(
         self,
         upload: Upload,

@@ -1,15 +1,16 @@
 """The answer to SCORE: one score for each masked weight."""
 
 import asyncio
+from collections.abc import Iterator
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import StaleBase
 from ssfl.server.run.state import Member, Step
-from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.storage.upload_files import Block
 from ssfl.server.uploads.decode import check_scores, score_blocks
 from ssfl.server.uploads.step_upload import StepUpload, UploadServices, open_step
-from ssfl.server.uploads.verify import ScoreCheck, VerifiedUpload, verify_coded, verify_plain
+from ssfl.server.uploads.verify import ScoreCheck
 from ssfl.v1 import saliency_pb2, transfer_pb2
 
 
@@ -26,9 +27,9 @@ class ScoreUpload(StepUpload):
         header: saliency_pb2.SaliencyReport,
         model: ModelState,
     ) -> None:
-        super().__init__(services, member, step, header.scores, {"work_s": header.work_s})
-        self._count = model.manifest.num_masked
-        self._check = ScoreCheck(self.client, model.manifest, signed=step.criterion == "grasp")
+        check = ScoreCheck(member.client, model.manifest, signed=step.criterion == "grasp")
+        report, count = {"work_s": header.work_s}, model.manifest.num_masked
+        super().__init__(services, member, step, header.scores, report, check, count)
 
     @classmethod
     async def admit(
@@ -47,9 +48,5 @@ class ScoreUpload(StepUpload):
         upload = cls(services, member, step, header, model)
         return upload.receipt_if_unwanted() or upload
 
-    def verify(self, part: PartialUpload) -> VerifiedUpload:
-        digest, count = self.payload.digest, self._count
-        if self.payload.encoding == transfer_pb2.ENCODING_DENSE:
-            return verify_plain(part, digest, count, self._check)
-        blocks = score_blocks(part.view(), self.payload, count)
-        return verify_coded(part, digest, blocks, self._check)
+    def _decoded(self, data: memoryview) -> Iterator[Block]:
+        return score_blocks(data, self.payload, self._count)

@@ -1,6 +1,7 @@
 """An upload to a step of the run: the common part of scores and updates."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,12 +16,13 @@ from ssfl.server.run.events import Event, Reply
 from ssfl.server.run.machine import late_reply
 from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.storage.spool import Spool
-from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.storage.upload_files import Block, PartialUpload
 from ssfl.server.uploads.client_models import ClientModels
 from ssfl.server.uploads.receive import Sent
-from ssfl.server.uploads.verify import VerifiedUpload
+from ssfl.server.uploads.verify import BlockCheck, VerifiedUpload, verify_coded, verify_plain
 from ssfl.v1 import transfer_pb2
 
+PLAIN = (transfer_pb2.ENCODING_DENSE, transfer_pb2.ENCODING_VALUES_ONLY)  # bytes are values
 _OUTCOMES = {
     Reply.ACCEPTED: transfer_pb2.OUTCOME_ACCEPTED,
     Reply.ALREADY_ACCEPTED: transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
@@ -96,7 +98,7 @@ def open_step(state: RunState, number: int, work: Work, member: Member) -> Step 
 
 
 class StepUpload:
-    """An upload that was admitted to a step; subclasses verify its values."""
+    """An upload that was admitted to a step; subclasses decode its values."""
 
     phase = ""  # in the ledger
 
@@ -107,8 +109,10 @@ class StepUpload:
         step: Step,
         payload: transfer_pb2.Payload,
         report: dict[str, Any],
+        check: BlockCheck,
+        count: int,
     ) -> None:
-        """`report` is the header's account of the client's work, for the history."""
+        """Take the `report` of the client's work, for the history, and its number of values."""
         self.client = member.client
         self.step = step.number
         self.payload = payload
@@ -116,6 +120,8 @@ class StepUpload:
         self._member = member
         self._work = step.work
         self._report = report
+        self._check = check
+        self._count = count
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         """Return the receipt if the step no longer wants this upload; None while it does."""
@@ -145,22 +151,22 @@ class StepUpload:
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
         """Return the verified upload; runs on a worker thread."""
+        if self.payload.encoding in PLAIN:
+            return verify_plain(part, self.payload.digest, self._count, self._check)
+        return verify_coded(part, self.payload.digest, self._decoded(part.view()), self._check)
+
+    def _decoded(self, data: memoryview) -> Iterator[Block]:
         raise NotImplementedError
 
     async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
         """Store a verified upload and post it. After a crash, both or neither count."""
         services = self._services
         await asyncio.to_thread(services.spool.keep, part, found.values)
-        reply = await services.run.post(
-            events.UploadReceived(
-                self.step,
-                self.client,
-                self.payload.digest.hex(),
-                found.largest,
-                {**self._report, **found.report},
-                found.digest.hex(),
-            )
-        )
+        event = events.UploadReceived(
+            self.step, self.client, self.payload.digest.hex(), found.largest,
+            {**self._report, **found.report}, found.digest.hex(),
+        )  # fmt: skip
+        reply = await services.run.post(event)
         if reply is Reply.STEP_CLOSED:
             services.counters.late += 1
         if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: free its space

@@ -1,21 +1,16 @@
 """The answer to TRAIN: the values of one client after training."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import InvalidRequest, StaleBase, StaleMask
 from ssfl.server.run.state import Member, Step
-from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.storage.upload_files import Block, PartialUpload
 from ssfl.server.uploads.decode import check_update, update_blocks
 from ssfl.server.uploads.step_upload import StepUpload, UploadServices, open_step
-from ssfl.server.uploads.verify import (
-    ValueCheck,
-    VerifiedUpload,
-    clip_update,
-    verify_coded,
-    verify_plain,
-)
+from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, clip_update
 from ssfl.v1 import transfer_pb2, update_pb2
 
 
@@ -33,11 +28,11 @@ class UpdateUpload(StepUpload):
         base: ModelState,
     ) -> None:
         """`base` is the model that the client was sent."""
-        super().__init__(services, member, step, header.values, _report(header))
         assert base.mask is not None and base.values is not None
+        check, count = ValueCheck(member.client, base.manifest, base.mask), base.values.size
+        super().__init__(services, member, step, header.values, _report(header), check, count)
         self._base = base.values
         self._settings = services.run.state.settings
-        self._check = ValueCheck(self.client, base.manifest, base.mask)
 
     @classmethod
     async def admit(
@@ -59,13 +54,11 @@ class UpdateUpload(StepUpload):
         return upload.receipt_if_unwanted() or upload
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
-        digest, base = self.payload.digest, self._base
-        if self.payload.encoding == transfer_pb2.ENCODING_VALUES_ONLY:
-            found = verify_plain(part, digest, base.size, self._check)
-        else:
-            blocks = update_blocks(part.view(), self.payload, base, self._settings)
-            found = verify_coded(part, digest, blocks, self._check)
-        return clip_update(part, found, base, self._settings.max_update_norm)
+        found = super().verify(part)
+        return clip_update(part, found, self._base, self._settings.max_update_norm)
+
+    def _decoded(self, data: memoryview) -> Iterator[Block]:
+        return update_blocks(data, self.payload, self._base, self._settings)
 
 
 def evaluation_of(message: update_pb2.Evaluation) -> dict[str, Any]:
