@@ -147,7 +147,7 @@ def conduct(
                     await job
 
     async def _script(coordinator: Coordinator) -> None:
-        await coordinator.run.post(events.Recovered())
+        await coordinator.run.post(events.Signal.RECOVERED)
         await coordinator.run.current_model()
         await script(coordinator)
 

@@ -185,7 +185,7 @@ async def _serve(
 
 
 async def _take_up(coordinator: Coordinator, first: FirstModel | None) -> None:
-    await coordinator.run.post(events.Recovered())
+    await coordinator.run.post(events.Signal.RECOVERED)
     if first:
         await begin_with(first, coordinator.run, coordinator.store)
 
@@ -320,7 +320,7 @@ async def _asked_to_stop(
 
 async def _drain(run: RunLoop, listener: Listener) -> None:
     log.info("stopping: no new step begins; open work is finished or kept")
-    await run.post(events.DrainAsked())
+    await run.post(events.Signal.DRAIN)
     while (step := run.state.step) and (step.closed is not None or listener.uploads.slots.held):
         await asyncio.sleep(0.05)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run import facts
@@ -54,30 +54,10 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAsked:
-    """`ssfl start`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshAsked:
-    """`ssfl refresh-mask`."""
-
-
-@dataclass(frozen=True, slots=True)
 class PauseAsked:
     """`ssfl pause`."""
 
     at: float  # unix seconds
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeAsked:
-    """`ssfl resume`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """`ssfl stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +69,27 @@ class RemoveAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
-    """The coordinator is shutting down: start nothing new."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessSuspended:
     """The coordinator process was suspended for `seconds`; no client is charged for them."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
+class Signal(Enum):
+    """An event without further data."""
 
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """The state was replayed from a journal (or is new): resume the open step."""
+    START = auto()  # `ssfl start`
+    REFRESH = auto()  # `ssfl refresh-mask`
+    RESUME = auto()  # `ssfl resume`
+    STOP = auto()  # `ssfl stop`
+    DRAIN = auto()  # the coordinator is shutting down: start nothing new
+    TICK = auto()  # time has passed
+    RECOVERED = auto()  # the state was replayed from a journal (or is new): resume the open step
 
 
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
-    | StartAsked | RefreshAsked | PauseAsked | ResumeAsked | StopAsked | RemoveAsked | DrainAsked
-    | ProcessSuspended | Tick | Recovered
+    | PauseAsked | RemoveAsked | ProcessSuspended | Signal
 )  # fmt: skip
 
 

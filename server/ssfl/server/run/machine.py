@@ -94,27 +94,27 @@ class _Decision:
                 known = (member.left, member.has_final_model) if member else (True, event.finished)
                 if known != (True, event.finished):
                     self._fact(facts.ClientLeft(event.client, event.finished))
-            case events.StartAsked():
+            case events.Signal.START:
                 return self._start_asked()
-            case events.RefreshAsked():
+            case events.Signal.REFRESH:
                 return self._refresh_asked()
             case events.PauseAsked():
                 if not self.state.paused and not self.state.finished:
                     self._fact(facts.RunPaused(event.at))
-            case events.ResumeAsked():
+            case events.Signal.RESUME:
                 self._resume_asked()
             case events.RemoveAsked():
                 self._remove_asked(event)
-            case events.DrainAsked():
+            case events.Signal.DRAIN:
                 self.state = replace(self.state, draining=True)
             case events.ProcessSuspended():
                 self._suspended(event.seconds)
-            case events.StopAsked():
+            case events.Signal.STOP:
                 if not self.state.stop_asked and not self.state.finished:
                     self._fact(facts.StopRequested())
-            case events.Tick():
+            case events.Signal.TICK:
                 pass
-            case events.Recovered():
+            case events.Signal.RECOVERED:
                 self._recovered()
             case _:
                 assert_never(event)
