@@ -13,7 +13,6 @@ from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.aggregate.step_sum import update_fraction_bits
 from ssfl.server.broadcast.payloads import Broadcast, Form, Part
 from ssfl.server.run.state import Member, RunState, Step
@@ -38,8 +37,8 @@ class Ready:
     phase: str  # ledger phase of the header
     serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, shared by all clients
 
-    def messages(self, offset: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (offset, payload bytes, serialized message) of every chunk from `offset`.
+    def messages(self, offset: int) -> Iterator[tuple[Part, int, bytes]]:
+        """Yield (part, payload bytes, serialized message) of every chunk from `offset`.
 
         A part is cut at multiples of CHUNK_BYTES; a resumed download begins with a shorter chunk.
         """
@@ -53,29 +52,13 @@ class Ready:
                     message = _chunk(offset, bytes(part.data[begin:end]))
                     if begin % CHUNK_BYTES == 0:
                         self.serialized[offset] = message
-                yield offset, end - begin, message
+                yield part, end - begin, message
                 offset = start + end
             start += len(part.data)
 
-    def phase_at(self, offset: int) -> str:
-        """Return the ledger phase of the byte at `offset` of the payloads."""
-        part = self._part_at(offset)
-        if part and (part.phase == "mask" or self.phase == "initial"):
-            return part.phase
-        return self.phase
-
-    def encoding_at(self, offset: int) -> str:
-        """Return the ledger's encoding name for the byte at `offset` of the payloads."""
-        part = self._part_at(offset)
-        return encoding_word(part.payload.encoding) if part else ""
-
-    def _part_at(self, offset: int) -> Part | None:
-        end = 0
-        for part in self.parts:
-            end += len(part.data)
-            if offset < end:
-                return part
-        return None
+    def phase_of(self, part: Part) -> str:
+        """Return the ledger phase of the bytes of a part."""
+        return part.phase if part.phase == "mask" or self.phase == "initial" else self.phase
 
 
 def _chunk(offset: int, data: bytes) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from ssfl.durable.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.version import ssfl_version
-from ssfl.server.accounting.ledger import Direction
+from ssfl.server.accounting.ledger import Direction, encoding_word
 from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.tasks import Ready, settings_to_message, task_for
 from ssfl.server.errors import InvalidRequest
@@ -280,10 +280,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
         yield header
-        for offset, num_bytes, message in ready.messages(task.offset):
+        for part, num_bytes, message in ready.messages(task.offset):
             ledger.count(
-                ready.phase_at(offset), Direction.DOWN, len(message), num_bytes,
-                client=member.client, encoding=ready.encoding_at(offset),
+                ready.phase_of(part), Direction.DOWN, len(message), num_bytes,
+                client=member.client, encoding=encoding_word(part.payload.encoding),
             )  # fmt: skip
             yield message
             table.heard(member.client, clock())
