@@ -15,9 +15,8 @@ from ssfl.server.history.live_entries import LiveEntries
 from ssfl.server.history.run_history import Newest
 from ssfl.server.loop.fact_writer import Clock, FactWriter
 from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.recorder import Recorder
 from ssfl.server.loop.refusals import Refusals
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.run_loop import Recorder, RunLoop
 from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.recovery.recover import OpenedRun
 from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter

@@ -22,7 +22,6 @@ from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receive import Sent
 from ssfl.server.uploads.step_upload import receipt_of
 from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, verify_plain
 from ssfl.v1 import coordinator_pb2 as pb
@@ -153,7 +152,7 @@ class InitialUpload:
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._descriptions.receipt_if_known()
 
-    def received(self, sent: Sent) -> None:
+    def received(self, num_bytes: int, seconds: float) -> None:
         """The history has no entry for a description."""
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.server.broadcast.tasks import initializer
+from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
+from ssfl.server.history.run_history import Newest
+from ssfl.server.history.run_log import log_fact, log_mask
 from ssfl.server.loop.fact_writer import Clock, FactWriter
-from ssfl.server.loop.recorder import Recorder
+from ssfl.server.loop.refusals import OUTLIER, Refusals
 from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Action, Event, Persist, Reply
@@ -32,6 +35,31 @@ class _Posted:
     event: Event
     model: ModelState | None
     reply: asyncio.Future[Reply]
+
+
+class Recorder:
+    """Records published facts in the history, in the log and for the status page."""
+
+    def __init__(self, history: Newest, live_entries: LiveEntries, refusals: Refusals) -> None:
+        self.history = history
+        self._live_entries = live_entries
+        self._refusals = refusals
+
+    def add(
+        self, fact: facts.Fact, state: RunState, model: ModelState | None, journal_bytes: int
+    ) -> None:
+        """Record a fact; `state` and `model` are those after it."""
+        history = self.history
+        history.add(fact)
+        log_fact(fact, state, history)
+        if not isinstance(fact, facts.StepCommitted):
+            return
+        if entry := history.newest_entry:
+            self._live_entries.add(HistoryEntry(fact.step, *entry), journal_bytes)
+        if model and model.mask and history.newest_mask.get("step") == fact.step:
+            log_mask(model.mask, model.manifest, history)
+        for client in fact.report.get("outliers", []):
+            self._refusals.count(client, OUTLIER, f"the scores of {client} did not count")
 
 
 class RunLoop:

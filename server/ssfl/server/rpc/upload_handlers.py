@@ -28,7 +28,7 @@ class UploadHandlers:
         self._run = parts.run
         self._receiver = receiver
         self._services = UploadServices(
-            parts.run, parts.spool, parts.counters, parts.presence, context.models
+            parts.run, parts.spool, parts.counters, parts.presence.task_times, context.models
         )
         self._descriptions = ModelDescriptions(
             parts.run, parts.spool, parts.store, limits or Limits()

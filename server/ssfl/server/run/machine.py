@@ -42,6 +42,8 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
     """Return the new state, the actions to perform, and the reply for the sender."""
     decision = _Decision(state, now_s)
     reply = decision.handle(event)
+    if reply in (Reply.DONE, Reply.ACCEPTED):
+        decision.move_on()
     decision.look_for_stall()
     return decision.state, decision.actions, reply
 
@@ -118,7 +120,6 @@ class _Decision:
                 self._recovered()
             case _:
                 assert_never(event)
-        self._move_on()
         return Reply.DONE
 
     def look_for_stall(self) -> None:
@@ -149,7 +150,6 @@ class _Decision:
         )  # fmt: skip
         if self.state.num_ready > ready_before:
             self.state = replace(self.state, newcomer_s=self.now_s)
-        self._move_on()
         return Reply.DONE
 
     def _initialized(self, event: events.Initialized) -> Reply:
@@ -160,7 +160,6 @@ class _Decision:
             return Reply.STEP_CLOSED
         self._fact(event)
         self.state = replace(self.state, newcomer_s=self.now_s)
-        self._move_on()
         return Reply.ACCEPTED
 
     def _received(self, event: events.UploadReceived) -> Reply:
@@ -177,7 +176,6 @@ class _Decision:
         self._fact(event)
         if not step.work.is_test:
             self.actions.append(Fold(event, step.weights[event.client]))
-        self._move_on()
         return Reply.ACCEPTED
 
     def _reduced(self, event: events.StepReduced) -> Reply:
@@ -185,7 +183,6 @@ class _Decision:
         if step is None or step.number != event.step or step.closed is None:
             return Reply.STEP_CLOSED
         self._commit(event)
-        self._move_on()
         return Reply.DONE
 
     def _commit(self, result: facts.StepCommitted) -> None:
@@ -209,7 +206,6 @@ class _Decision:
             return Reply.NO_MASK
         if not state.refresh_asked:
             self._fact(facts.RefreshRequested())
-        self._move_on()
         return Reply.DONE
 
     def _resume_asked(self) -> None:
@@ -251,7 +247,6 @@ class _Decision:
         if self.state.num_ready < enough:
             return Reply.TOO_FEW_CLIENTS
         self._fact(facts.RunStarted(tuple(self.state.ready)))
-        self._move_on()
         return Reply.DONE
 
     def _recovered(self) -> None:
@@ -275,7 +270,7 @@ class _Decision:
         if step.closed is not None:
             self.actions.append(events.Reduce(step))
 
-    def _move_on(self) -> None:
+    def move_on(self) -> None:
         """Make every decision that is due."""
         due: list[Callable[[], bool]] = [
             self._stop, self._start, self._replace, self._close, self._begin,

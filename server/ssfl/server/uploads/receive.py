@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -43,14 +42,6 @@ class UploadRequest(Protocol):
     def chunk(self) -> pb.Chunk: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Bytes and duration of one upload, from its grant to its last byte."""
-
-    num_bytes: int
-    seconds: float
-
-
 class Upload(Protocol):
     """One upload whose header was admitted. The receiver calls the methods in this order."""
 
@@ -69,8 +60,8 @@ class Upload(Protocol):
         """Return the receipt if the run no longer wants the upload; None while it does."""
         ...
 
-    def received(self, sent: Sent) -> None:
-        """Record that the last byte has arrived."""
+    def received(self, num_bytes: int, seconds: float) -> None:
+        """Record that the last byte has arrived; count bytes and time from the grant."""
         ...
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
@@ -82,12 +73,6 @@ class Upload(Protocol):
         ...
 
 
-class UnheardRefusals(Protocol):
-    """Counter of refusals that the sender did not wait for."""
-
-    def count_error(self, client: str, error: Exception) -> None: ...
-
-
 class UploadReceiver:
     """Receives all uploads of a run."""
 
@@ -96,19 +81,22 @@ class UploadReceiver:
         spool: Spool,
         ledger: Ledger,
         counters: ProcessCounters,
-        refusals: UnheardRefusals,
+        count_error: Callable[[str, Exception], None],
         slots: int,
         no_progress_s: float,
         clock: Callable[[], float] = time.monotonic,
         disk_space: DiskSpaceWaiter | None = None,
     ) -> None:
-        """`disk_space` records uploads that did not fit on the disk, for the status report."""
+        """Take `count_error` for refusals that the sender did not wait for.
+
+        `disk_space` records uploads that did not fit on the disk, for the status report.
+        """
         self.num_slots = slots
         self._disk_space = disk_space or DiskSpaceWaiter()
         self._disk = Disk("--state-dir", spool.root.parent, self._disk_space)
         self._clock = clock
         self._counters = counters
-        self._refusals = refusals
+        self._count_error = count_error
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
@@ -150,7 +138,7 @@ class UploadReceiver:
                 self._counters.resumed()
             yield respond(grant=pb.Grant(offset=from_byte))
             await self._chunks(upload, requests, receiver, part, slot)
-            upload.received(Sent(receiver.num_bytes - from_byte, self._clock() - granted_s))
+            upload.received(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
                 receipt = await self._finish(upload, part)
             except OSError:
@@ -198,7 +186,7 @@ class UploadReceiver:
     def _unheard(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
         error = None if finishing.cancelled() else finishing.exception()
         if isinstance(error, Exception):
-            self._refusals.count_error(client, error)
+            self._count_error(client, error)
 
     def refused_if_full(self) -> AbstractContextManager[None]:
         """Return a context that raises DiskFull if the disk has no space for an upload."""

@@ -1,7 +1,7 @@
 """An upload to a step of the run: the common part of scores and updates."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import Block, PartialUpload
 from ssfl.server.uploads.client_models import ClientModels
-from ssfl.server.uploads.receive import Sent
 from ssfl.server.uploads.verify import BlockCheck, VerifiedUpload, verify_coded, verify_plain
 from ssfl.v1 import transfer_pb2
 
@@ -53,14 +52,6 @@ class Run(Protocol):
     async def post(self, event: Event) -> Reply: ...
 
 
-class TaskTimes(Protocol):
-    """Times at which clients were sent their tasks: the presence table."""
-
-    def task_times(
-        self, client: ClientId, step: int, began_s: float, now_s: float
-    ) -> dict[str, float]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class UploadServices:
     """The parts of the coordinator that uploads to steps use."""
@@ -68,7 +59,7 @@ class UploadServices:
     run: Run
     spool: Spool
     counters: ProcessCounters
-    presence: TaskTimes
+    task_times: Callable[[ClientId, int, float, float], dict[str, float]]  # of presence
     models: ClientModels
 
     def late_receipt(
@@ -135,17 +126,17 @@ class StepUpload:
         same = before.digest == self.payload.digest.hex()
         return receipt_of(Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT)
 
-    def received(self, sent: Sent) -> None:
+    def received(self, num_bytes: int, seconds: float) -> None:
         """Record that the last byte has arrived."""
         run = self._services.run
-        times = self._services.presence.task_times(
+        times = self._services.task_times(
             self.client, self.step, run.state.step_began_s, run.clock()
         )
         self._report = {
             **self._report,
             "encoding": encoding_word(self.payload.encoding),
-            "upload_bytes": sent.num_bytes,
-            "upload_s": sent.seconds,
+            "upload_bytes": num_bytes,
+            "upload_s": seconds,
             **times,
         }
 
