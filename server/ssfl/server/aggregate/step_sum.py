@@ -158,7 +158,12 @@ class StepSum:
 
     def _mean_scores(self, step: Step) -> npt.NDArray[np.float32]:
         """Return the mean; the grid follows from the largest score that counts."""
-        self._warn_of_outliers(step)
+        effect = "its scores do not count" if self._excludes else "the mask may be its alone"
+        for client in outliers(step.uploads, step.closed or ()):
+            log.warning(
+                f"one client's largest score dwarfs those of the others: {effect}",
+                extra={"client": client, "largest": step.uploads[client].largest},
+            )
         counting = self._counting(step)
         largest = max(step.uploads[client].largest for client in counting)
         weights = step.weights
@@ -185,15 +190,6 @@ class StepSum:
         """Return the clients whose uploads count."""
         excluded = self._outliers(step)
         return [client for client in step.closed or () if client not in excluded]
-
-    def _warn_of_outliers(self, step: Step) -> None:
-        """Log the clients whose scores are outliers: the grid follows the largest score."""
-        for client in outliers(step.uploads, step.closed or ()):
-            log.warning(
-                "one client's largest score dwarfs those of the others: "
-                + ("its scores do not count" if self._excludes else "the mask may be its alone"),
-                extra={"client": client, "largest": step.uploads[client].largest},
-            )
 
     def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
         name = bytes.fromhex(digest)

@@ -84,7 +84,10 @@ class _Decision:
             case events.UploadReceived():
                 return self._received(event)
             case events.StepReduced():
-                return self._reduced(event)
+                step = self.state.step
+                if step is None or step.number != event.step or step.closed is None:
+                    return Reply.STEP_CLOSED
+                self._commit(event)
             case events.Lost():
                 self.state = with_lost(self.state, self.state.lost | {event.client})
             case events.Returned():
@@ -104,7 +107,9 @@ class _Decision:
                 if not self.state.paused and not self.state.finished:
                     self._fact(facts.RunPaused(event.at))
             case events.Signal.RESUME:
-                self._resume_asked()
+                if self.state.paused:
+                    self._fact(facts.RunResumed())
+                    self.state = replace(self.state, newcomer_s=self.now_s)  # restart the countdown
             case events.RemoveAsked():
                 self._remove_asked(event)
             case events.Signal.DRAIN:
@@ -178,13 +183,6 @@ class _Decision:
             self.actions.append(Fold(event, step.weights[event.client]))
         return Reply.ACCEPTED
 
-    def _reduced(self, event: events.StepReduced) -> Reply:
-        step = self.state.step
-        if step is None or step.number != event.step or step.closed is None:
-            return Reply.STEP_CLOSED
-        self._commit(event)
-        return Reply.DONE
-
     def _commit(self, result: facts.StepCommitted) -> None:
         self._fact(result)
         self.actions.append(events.DropSpool(result.step))
@@ -207,11 +205,6 @@ class _Decision:
         if not state.refresh_asked:
             self._fact(facts.RefreshRequested())
         return Reply.DONE
-
-    def _resume_asked(self) -> None:
-        if self.state.paused:
-            self._fact(facts.RunResumed())
-            self.state = replace(self.state, newcomer_s=self.now_s)  # restart the countdown
 
     def _remove_asked(self, event: events.RemoveAsked) -> None:
         is_removed = event.client in self.state.removed

@@ -43,7 +43,13 @@ class UpdateUpload(StepUpload):
         step = open_step(services.run.state, header.step, Work.TRAIN, member)
         if step is None or model is None:
             receipt = services.late_receipt(header.step, member, header.values)
-            _refuse_old_mask(header, receipt, services.run.state.mask_epoch)
+            epoch = services.run.state.mask_epoch
+            counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
+            if not counted and header.mask_epoch < epoch:
+                raise StaleMask(
+                    f"the update was made under mask {header.mask_epoch}, the run has mask "
+                    f"{epoch}: ask for the next task"
+                )
             return receipt
         base = await services.models.base_of(member.client, model)
         _check_base(header, base)
@@ -92,15 +98,3 @@ def _check_base(header: update_pb2.SparseUpdate, base: ModelState) -> None:
         )
     if header.base_digest != base.base_digest:
         raise StaleBase("the update started from other values: ask for the task again")
-
-
-def _refuse_old_mask(
-    header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt, mask_epoch: int
-) -> None:
-    """Raise StaleMask for a late update under an earlier mask that did not count."""
-    counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
-    if not counted and header.mask_epoch < mask_epoch:
-        raise StaleMask(
-            f"the update was made under mask {header.mask_epoch}, the run has mask {mask_epoch}: "
-            "ask for the next task"
-        )
