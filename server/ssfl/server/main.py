@@ -32,16 +32,7 @@ from ssfl.server.loop.limits import check_open_files
 from ssfl.server.loop.presence import LOST_AFTER_S
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.loop.ticker import TICK_S, tick
-from ssfl.server.recovery.recover import (
-    OpenedRun,
-    check_beginning,
-    check_best,
-    check_ledger,
-    check_newest,
-    load_manifest,
-    load_models,
-    open_run,
-)
+from ssfl.server.recovery import recover
 from ssfl.server.recovery.snapshot import read_snapshot
 from ssfl.server.report.outputs import Accounts, run_folder
 from ssfl.server.rpc.listen import Listener
@@ -198,7 +189,7 @@ async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
             job.result()
 
 
-def _read(config: CoordinatorConfig) -> OpenedRun:
+def _read(config: CoordinatorConfig) -> recover.OpenedRun:
     """Read the state directory. Slow: run it on a worker thread."""
     directory = StateDirectory(config.state_dir)
     remove_leftovers(directory.root)
@@ -209,22 +200,24 @@ def _read(config: CoordinatorConfig) -> OpenedRun:
             "or use --fresh to move the rest aside and begin again"
         )
     spool = Spool(directory.spool, directory.accepted if config.keep_uploads else None)
-    check_beginning(directory, store, spool)
+    recover.check_beginning(directory, store, spool)
     known = read_snapshot(directory, config.run)
     journal = Journal(directory.journal, known.num_bytes)
     if journal.cut_bytes:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
     ledger = Ledger()
-    state, history = open_run(journal, config.run, ledger, known)
-    check_newest(journal, state, store)
+    state, history = recover.open_run(journal, config.run, ledger, known)
+    recover.check_newest(journal, state, store)
     spool.set_aside(*newest_counted(state))  # in case of a crash before this
     spool.drop_others(state.step.number if state.step else -1)
-    return OpenedRun(directory, state, history, journal, store, spool, ledger, known.num_bytes)
+    return recover.OpenedRun(
+        directory, state, history, journal, store, spool, ledger, known.num_bytes
+    )
 
 
 def _start(
     config: CoordinatorConfig,
-    opened: OpenedRun,
+    opened: recover.OpenedRun,
     accounts: Accounts,
     clock: Clock = time.monotonic,
     disk_space: DiskSpaceWaiter | None = None,
@@ -236,16 +229,16 @@ def _start(
         clock,
         disk_space,
     )
-    if manifest := load_manifest(opened.state, opened.store):
+    if manifest := recover.load_manifest(opened.state, opened.store):
         coordinator.run.take_up(manifest, lambda: _load(opened, manifest))
     return coordinator
 
 
-def _load(opened: OpenedRun, manifest: Manifest) -> list[ModelState]:
+def _load(opened: recover.OpenedRun, manifest: Manifest) -> list[ModelState]:
     """Load the models; warn of damaged files that the run can continue without."""
-    models = load_models(opened.state, manifest, opened.store)
-    check_best(opened.state, manifest, opened.store)
-    check_ledger(opened.directory, opened.history.account)
+    models = recover.load_models(opened.state, manifest, opened.store)
+    recover.check_best(opened.state, manifest, opened.store)
+    recover.check_ledger(opened.directory, opened.history.account)
     return models
 
 

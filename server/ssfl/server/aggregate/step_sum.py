@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Vector
 from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
 from ssfl.server.errors import StateError
@@ -54,7 +54,7 @@ def outliers(
     return tuple(sorted(client for client in largest if largest[client] > OUTLIER * middle))
 
 
-def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) -> None:
+def _check_count(values: Vector, count: int, client: ClientId) -> None:
     """Raise StateError if a verified file has become shorter."""
     if values.size != count:
         raise StateError(
@@ -66,9 +66,7 @@ def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) 
 class AcceptedUploads(Protocol):
     """The accepted uploads of a step: the spool, or the memory of a simulation."""
 
-    def read(
-        self, step: int, client: ClientId, digest: bytes, start: int, count: int
-    ) -> npt.NDArray[np.float32]:
+    def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
         """Return up to `count` values of an upload, from value number `start`."""
         ...
 
@@ -125,7 +123,7 @@ class StepSum:
             report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
         return Finished(model, report, reduced)
 
-    def reduce(self, step: Step) -> npt.NDArray[np.float32]:
+    def reduce(self, step: Step) -> Vector:
         """Return the mean of the uploads of `step.closed` that count, and free the sum.
 
         Outlier scores are excluded. Without uploads the mean is zeros; strategies that ask no
@@ -156,7 +154,7 @@ class StepSum:
             self._holders[:] = 0
         return ExactSum(self._size, update_fraction_bits(step))
 
-    def _mean_scores(self, step: Step) -> npt.NDArray[np.float32]:
+    def _mean_scores(self, step: Step) -> Vector:
         """Return the mean; the grid follows from the largest score that counts."""
         effect = "its scores do not count" if self._excludes else "the mask may be its alone"
         for client in outliers(step.uploads, step.closed or ()):
@@ -217,7 +215,7 @@ class Finished:
 
     model: ModelState
     report: Mapping[str, Any]
-    scores: npt.NDArray[np.float32] | None
+    scores: Vector | None
 
 
 def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepReduced:

@@ -11,19 +11,14 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
-
 from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, values_digest, vector_of
+from ssfl.method.model_state import ModelState, Vector, values_digest, vector_of
 from ssfl.method.settings import RunSettings
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.uploads.encoding_choice import LOSSY, Reader
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
-
-Vector = npt.NDArray[np.float32]
 
 
 class Form(StrEnum):

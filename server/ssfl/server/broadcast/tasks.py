@@ -120,11 +120,7 @@ def task_for(
 
 
 def _score(
-    state: RunState,
-    step: Step,
-    broadcast: Broadcast,
-    request: pb.NextTaskRequest,
-    reader: Reader,
+    state: RunState, step: Step, broadcast: Broadcast, request: pb.NextTaskRequest, reader: Reader
 ) -> tuple[pb.ScoreTask, tuple[Part, ...]]:
     """Return the task and the payloads that the client lacks."""
     model, strategy = broadcast.model, strategy_for(state.settings)

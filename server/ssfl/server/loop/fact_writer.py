@@ -19,9 +19,8 @@ from ssfl.server.run.state import RunState
 from ssfl.server.storage.disk_full import Disk
 
 Clock = Callable[[], float]
-_WITH_TOTALS = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
 # Facts that end a step, or a period without one.
-_ENDS = (*_WITH_TOTALS, facts.StepStarted, facts.StepVoided)
+_ENDS = (*facts.WITH_BYTES, facts.StepStarted, facts.StepVoided)
 
 
 class FactWriter:
@@ -85,7 +84,7 @@ class FactWriter:
             account = {"ledger": totals, "ledger_bytes": length}
             written = [
                 replace(fact, report={**fact.report, **account})
-                if isinstance(fact, _WITH_TOTALS)
+                if isinstance(fact, facts.WITH_BYTES)
                 else fact
                 for fact in timed
             ]

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.method.errors import DensityError, ModelFileError
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest, Role
-from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.model_state import ModelState, Vector, values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
@@ -28,9 +27,7 @@ from ssfl.server.run import events
 from ssfl.server.storage.model_store import Store
 
 
-def begin_model(
-    settings: RunSettings, manifest: Manifest, initial: npt.NDArray[np.float32]
-) -> ModelState:
+def begin_model(settings: RunSettings, manifest: Manifest, initial: Vector) -> ModelState:
     """Return the run's state before any step; raise ModelUnusable if the settings do not fit."""
     statistics = [tensor.name for tensor in manifest.tensors if tensor.role is Role.BUFFER]
     if statistics and settings.value_type != "float32":
@@ -59,7 +56,7 @@ class FirstModel:
 
     path: Path
     manifest: Manifest
-    initial: npt.NDArray[np.float32]
+    initial: Vector
     settings: RunSettings
 
 

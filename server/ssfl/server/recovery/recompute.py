@@ -34,8 +34,6 @@ from ssfl.server.uploads.verify import BlockCheck, ScoreCheck, ValueCheck, large
 PLAIN = ("values_only", "dense")  # encodings in which the stored file has the digest of the upload
 VALUE_BYTES = 4
 
-_HAVE_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
-
 OnUpload = Callable[[Step, int], None]  # step, number of its uploads read so far
 
 
@@ -98,7 +96,7 @@ class Refold:
         except (ValueError, KeyError) as error:
             kind = type(fact).__name__
             raise StateError(f"the journal cannot be replayed: {kind}: {error}") from error
-        if isinstance(fact, _HAVE_BYTES) and "ledger" in fact.report:
+        if isinstance(fact, facts.WITH_BYTES) and "ledger" in fact.report:
             self.account = fact.report["ledger"], fact.report["ledger_bytes"]
         match fact:
             case facts.ModelInitialized():

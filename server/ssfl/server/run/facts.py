@@ -192,6 +192,7 @@ Fact = (
     | RunResumed | StopRequested | RunFinished | ClientLeft | ClientRemoved | ClientReadmitted
     | BytesCounted
 )  # fmt: skip
+WITH_BYTES = (StepCommitted, RunFinished, BytesCounted)  # their reports hold the byte totals
 _KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in get_args(Fact)}
 
 

@@ -18,18 +18,9 @@ from typing import assert_never
 from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
-from ssfl.server.run import events, facts
+from ssfl.server.run import events, facts, quorum
 from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
-from ssfl.server.run.quorum import (
-    available,
-    find_stall,
-    goal,
-    needed_next,
-    num_to_invite,
-    replacements,
-    verdict,
-)
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import QUIET_S
@@ -130,7 +121,7 @@ class _Decision:
     def look_for_stall(self) -> None:
         """Update the stall; keep the time since which the run has been stalled."""
         before = self.state.stall
-        now = None if self.state.paused else find_stall(self.state, self.now_s)
+        now = None if self.state.paused else quorum.find_stall(self.state, self.now_s)
         if before and now:
             now = replace(now, since_s=before.since_s)
         if now != before:
@@ -306,7 +297,7 @@ class _Decision:
         step = self.state.step
         if step is None or self.state.draining:
             return False
-        chosen = replacements(self.state, step, self.now_s)
+        chosen = quorum.replacements(self.state, step, self.now_s)
         if chosen:
             self._fact(facts.ClientsAdded(step.number, chosen))
             self.state = replace(self.state, asked_s=self.now_s)
@@ -316,7 +307,7 @@ class _Decision:
         step = self.state.step
         if step is None or step.closed is not None:
             return False
-        ends = verdict(self.state, step, self.now_s)
+        ends = quorum.verdict(self.state, step, self.now_s)
         if ends is None:
             return False
         if ends.void:
@@ -336,7 +327,7 @@ class _Decision:
         state = self.state
         if not state.founders or state.step or state.finished or self._rests:
             return False
-        settings, clients = state.settings, available(state)
+        settings, clients = state.settings, quorum.available(state)
         if _test_is_due(state) and state.rounds_evaluated < state.rounds_done and clients:
             self._start_step(Plan(Work.EVALUATE, tuple(clients)))
             return True
@@ -346,16 +337,16 @@ class _Decision:
             else:
                 self._finish(stopped=False)
             return True
-        if len(clients) < needed_next(state):
+        if len(clients) < quorum.needed_next(state):
             return False
-        reason = refresh_due(state)
+        reason, reports = refresh_due(state), quorum.goal(state, clients)
         position = Position(
             state.rounds_done,
             state.mask_epoch,
             0 if settings.reproducible else state.attempt,
             bool(reason),
             frozenset(clients) - set(state.founders),
-            num_to_invite(state, reports) - reports if (reports := goal(state, clients)) else 0,
+            quorum.num_to_invite(state, reports) - reports if reports else 0,
         )
         plan = strategy_for(settings).plan(position, clients)
         assert plan is not None
@@ -365,8 +356,8 @@ class _Decision:
     def _start_step(self, plan: Plan, reason: str = "") -> None:
         state, reports, bits = self.state, 0, None
         if plan.work is Work.TRAIN and not state.settings.reproducible:
-            clients = available(state)
-            reports = min(goal(state, clients), len(plan.cohort))
+            clients = quorum.available(state)
+            reports = min(quorum.goal(state, clients), len(plan.cohort))
             weights = [weight_of(state.members[client], state.settings) for client in clients]
             bits = fraction_bits(VALUE_BOUND, len(weights) if plan.equal_weights else sum(weights))
         self._fact(

@@ -45,16 +45,10 @@ class UploadRequest(Protocol):
 class Upload(Protocol):
     """One upload whose header was admitted. The receiver calls the methods in this order."""
 
-    @property
-    def client(self) -> ClientId: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def payload(self) -> pb.Payload: ...
-    @property
-    def phase(self) -> str:
-        """The ledger phase of its bytes."""
-        ...
+    client: ClientId
+    step: int
+    payload: pb.Payload
+    phase: str  # the ledger phase of its bytes
 
     def receipt_if_unwanted(self) -> pb.Receipt | None:
         """Return the receipt if the run no longer wants the upload; None while it does."""
@@ -105,10 +99,7 @@ class UploadReceiver:
         self._finishing: dict[ClientId, asyncio.Future[pb.Receipt]] = {}  # at most one per client
 
     async def receive(
-        self,
-        upload: Upload,
-        requests: AsyncIterator[UploadRequest],
-        respond: Callable[..., Any],
+        self, upload: Upload, requests: AsyncIterator[UploadRequest], respond: Callable[..., Any]
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `respond` builds the message of each."""
         slot = self.slots.enter(upload.client)

@@ -44,10 +44,9 @@ def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
 class Run(Protocol):
     """The run as an upload sees it: the run loop."""
 
-    @property
-    def state(self) -> RunState: ...
-    @property
-    def clock(self) -> Any: ...
+    state: RunState
+    clock: Callable[[], float]
+
     async def current_model(self) -> ModelState | None: ...
     async def post(self, event: Event) -> Reply: ...
 
