@@ -30,7 +30,7 @@ from ssfl.server.loop.fact_writer import Clock
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.loop.limits import check_open_files
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.run_loop import RunLoop
+from ssfl.server.loop.run_loop import RunLoop, first_of
 from ssfl.server.loop.ticker import TICK_S, tick
 from ssfl.server.recovery import recover
 from ssfl.server.recovery.snapshot import read_snapshot
@@ -133,7 +133,7 @@ async def _serve(
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(run.serve())]
     try:
         # Recover open work before the first call can arrive.
-        await _first_of([*jobs, asyncio.ensure_future(_take_up(coordinator, first))])
+        await first_of([*jobs, asyncio.ensure_future(_take_up(coordinator, first))])
         await listener.start()
         logs.log_settings(log, settings.describe(config), settings.changed(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
@@ -150,7 +150,7 @@ async def _serve(
         jobs.append(given_up)
         if config.exit_when_done:
             jobs.append(asyncio.ensure_future(_all_delivered(run)))
-        await _first_of(jobs)
+        await first_of(jobs)
     finally:
         http_ports.health.ready = False
         await listener.stop()
@@ -179,14 +179,6 @@ async def _take_up(coordinator: Coordinator, first: FirstModel | None) -> None:
     await coordinator.run.post(events.Signal.RECOVERED)
     if first:
         await begin_with(first, coordinator.run, coordinator.store)
-
-
-async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
-    """Return when one job is done; raise the error of the first failed job in the list."""
-    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-    for job in jobs:
-        if job.done():
-            job.result()
 
 
 def _read(config: CoordinatorConfig) -> recover.OpenedRun:

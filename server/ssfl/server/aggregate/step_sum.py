@@ -136,7 +136,11 @@ class StepSum:
             return self._mean_scores(step)
         total = self._sum
         if total is None or not self._folded <= set(step.closed):
-            total = self._restart(step)
+            # An upload was folded that does not count: start over.
+            self._folded.clear()
+            if self._holders is not None:
+                self._holders[:] = 0
+            total = ExactSum(self._size, update_fraction_bits(step))
         for client in self._counting(step):
             if client not in self._folded:
                 self._add(total, client, step.uploads[client].digest, step.weights[client])
@@ -146,13 +150,6 @@ class StepSum:
         mean, values = total.mean(np.maximum(self._holders, 1)), self._model.values
         assert values is not None
         return np.where(self._holders > 0, mean, values)  # values that no client held do not change
-
-    def _restart(self, step: Step) -> ExactSum:
-        """Return an empty sum: an upload was folded that does not count."""
-        self._folded.clear()
-        if self._holders is not None:
-            self._holders[:] = 0
-        return ExactSum(self._size, update_fraction_bits(step))
 
     def _mean_scores(self, step: Step) -> Vector:
         """Return the mean; the grid follows from the largest score that counts."""

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
@@ -160,10 +161,7 @@ class RunLoop:
         """Handle events until cancelled; raise what a worker raised."""
         handling = asyncio.ensure_future(self._handle())
         try:
-            await asyncio.wait({handling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (self._failure, handling):
-                if task.done():
-                    task.result()
+            await first_of([self._failure, handling])
         except asyncio.CancelledError:
             handling.cancel()
             full = bool(self._disk_space.blocked_on)
@@ -282,6 +280,14 @@ class RunLoop:
                 then()
 
         future.add_done_callback(done)
+
+
+async def first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
+    """Return when one job is done; raise the error of the first failed job in the list."""
+    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    for job in jobs:
+        if job.done():
+            job.result()
 
 
 def _tasks_key(state: RunState) -> tuple[object, ...]:
