@@ -39,8 +39,7 @@ from ssfl.server.loop.first_model import begin_model, initialized
 from ssfl.server.report.outputs import run_document
 from ssfl.server.run import events, facts
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, Step
-from ssfl.server.run.weights import check_samples
+from ssfl.server.run.state import RunState, Step, check_samples
 from ssfl.server.uploads.decode import score_blocks, update_blocks
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck

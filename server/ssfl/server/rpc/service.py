@@ -22,10 +22,10 @@ from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
+from ssfl.server.uploads.answers import evaluation_of
 from ssfl.server.uploads.encoding_choice import reader_of
 from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.server.uploads.step_upload import open_step, outcome_of
-from ssfl.server.uploads.update_upload import evaluation_of
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 

@@ -9,10 +9,9 @@ from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.run.state import Member
+from ssfl.server.uploads.answers import ScoreUpload, UpdateUpload
 from ssfl.server.uploads.receive import Upload, UploadReceiver, first
-from ssfl.server.uploads.score_upload import ScoreUpload
 from ssfl.server.uploads.step_upload import UploadServices
-from ssfl.server.uploads.update_upload import UpdateUpload
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 

@@ -22,9 +22,8 @@ from ssfl.server.run import events, facts, quorum
 from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
-from ssfl.server.run.state import RunState
+from ssfl.server.run.state import RunState, weight_of
 from ssfl.server.run.waiting import QUIET_S
-from ssfl.server.run.weights import weight_of
 
 Outcome = tuple[RunState, list[Action], Reply]
 

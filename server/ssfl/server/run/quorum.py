@@ -15,8 +15,7 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.strategies.ssfl import SCORED_BY_ONE_CLIENT, SCORED_WITHOUT_CLIENTS
 from ssfl.method.streams import Stream
 from ssfl.server.run.refresh import refresh_due
-from ssfl.server.run.state import RunState, Stall, Step
-from ssfl.server.run.weights import weight_of
+from ssfl.server.run.state import RunState, Stall, Step, weight_of
 
 MIN_TIME_LEFT = 0.25  # share of the round deadline that must remain to ask replacements
 MAX_OVER_SELECTION = 3.0  # invitations per report needed, at most
