@@ -58,7 +58,8 @@ class StepJobs:
         upload = action.upload
         values = self._spool.stored(upload.step, upload.client, bytes.fromhex(upload.digest))
         check_stored(values, upload.stored)
-        self._current().fold(upload.client, upload.digest, action.weight)
+        assert self._sum is not None
+        self._sum.fold(upload.client, upload.digest, action.weight)
 
     def reduce(
         self, step: Step, before: ModelState | None
@@ -66,7 +67,8 @@ class StepJobs:
         """Compute and store the next model; return it with the event that makes it current."""
         failpoint("sum.reduce")
         trim_heap()  # frees the space of the uploads for the sum
-        finished = self._current().finish(step)
+        assert self._sum is not None
+        finished = self._sum.finish(step)
         self._sum = None
         self._times.sum()
         self._disk.retry_while_full(lambda: self._store.save_step(step.number, finished.model))
@@ -93,10 +95,6 @@ class StepJobs:
     def keep_best(self, step: int) -> None:
         """Keep the values of a step as the best so far."""
         self._disk.retry_while_full(lambda: self._store.keep_best(step))
-
-    def _current(self) -> StepSum:
-        assert self._sum is not None
-        return self._sum
 
     def _keep_snapshot(self) -> None:
         length = self._opened.journal.num_bytes

@@ -20,18 +20,6 @@ class ScoreUpload(StepUpload):
 
     phase = "scores"
 
-    def __init__(
-        self,
-        services: UploadServices,
-        member: Member,
-        step: Step,
-        header: saliency_pb2.SaliencyReport,
-        model: ModelState,
-    ) -> None:
-        check = ScoreCheck(member.client, model.manifest, signed=step.criterion == "grasp")
-        report, count = {"work_s": header.work_s}, model.manifest.num_masked
-        super().__init__(services, member, step, header.scores, report, check, count)
-
     @classmethod
     async def admit(
         cls, services: UploadServices, member: Member, header: saliency_pb2.SaliencyReport
@@ -45,8 +33,10 @@ class ScoreUpload(StepUpload):
             raise StaleBase("the scores are for another model: join again")
         if header.initial_digest != await asyncio.to_thread(lambda: model.whole_digest):
             raise StaleBase("the scores are for other weights: ask for the task again")
-        check_scores(header.scores, model.manifest.num_masked, services.run.state.settings)
-        upload = cls(services, member, step, header, model)
+        report, count = {"work_s": header.work_s}, model.manifest.num_masked
+        check_scores(header.scores, count, services.run.state.settings)
+        check = ScoreCheck(member.client, model.manifest, signed=step.criterion == "grasp")
+        upload = cls(services, member, step, header.scores, report, check, count)
         return upload.receipt_if_unwanted() or upload
 
     def _decoded(self, data: memoryview) -> Iterator[Block]:
