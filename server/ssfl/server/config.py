@@ -104,13 +104,8 @@ class CoordinatorConfig:
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
-        ports = {
-            "--port": self.port,
-            "--admin-port": self.admin_port,
-            "--metrics-port": self.metrics_port or 0,
-            "--status-port": self.status_port or 0,
-            "--health-port": self.health_port or 0,
-        }
+        names = ("port", "admin_port", "metrics_port", "status_port", "health_port")
+        ports = {f"--{name.replace('_', '-')}": getattr(self, name) or 0 for name in names}
         for name, value in ports.items():
             if not 0 <= value <= 65535:
                 raise SettingsError(f"{name} must be between 0 and 65535, got {value}")

@@ -1,7 +1,4 @@
-"""Refusals of the coordinator: one class per action that the *caller* can take.
-
-docs/wire-format.md lists them with their status codes.
-"""
+"""Refusals of the coordinator: one class per action that the caller can take (wire-format.md)."""
 
 from typing import ClassVar
 

@@ -214,13 +214,8 @@ def _start(
     clock: Clock = time.monotonic,
     disk_space: DiskSpaceWaiter | None = None,
 ) -> Coordinator:
-    coordinator = start_coordinator(
-        opened,
-        lambda coordinator: _write(coordinator, config, accounts),
-        config.out_dir,
-        clock,
-        disk_space,
-    )
+    write = partial(_write, config=config, accounts=accounts)
+    coordinator = start_coordinator(opened, write, config.out_dir, clock, disk_space)
     if manifest := recover.load_manifest(opened.state, opened.store):
         coordinator.run.take_up(manifest, lambda: _load(opened, manifest))
     return coordinator

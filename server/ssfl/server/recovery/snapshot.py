@@ -30,6 +30,7 @@ from ssfl.server.storage.journal import crc32_of, records_of
 from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
+_hints = cache(get_type_hints)
 
 EVERY_BYTES = 1 << 21  # journal bytes between snapshots: an eighth of a second of replay
 _KINDS = (
@@ -165,8 +166,3 @@ def from_plain(hint: Any, value: Any) -> Any:
         case one if one in (int, float, str, bool, Any):
             return value
     raise TypeError(f"{hint} cannot be read back")
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)

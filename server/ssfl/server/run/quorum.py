@@ -26,8 +26,7 @@ MIN_OVERDUE_S = 60.0
 
 def is_away(state: RunState, client: ClientId) -> bool:
     """Return True if a member left, was removed or is lost."""
-    gone = state.members[client].left or client in state.removed
-    return gone or client in state.lost
+    return state.members[client].left or client in state.removed or client in state.lost
 
 
 def final_model_delivered(state: RunState) -> bool:

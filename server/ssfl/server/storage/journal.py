@@ -128,11 +128,9 @@ def read_journal(path: Path) -> tuple[list[bytes], int]:
 
 
 def _read(path: Path) -> tuple[list[bytes], int]:
-    size, sound, records = path.stat().st_size, len(MAGIC), []
-    for end, body in records_of(path):
-        sound = end
-        records.append(body)
-    return records, max(0, size - sound)  # records may have been appended since
+    size, found = path.stat().st_size, list(records_of(path))
+    sound = found[-1][0] if found else len(MAGIC)
+    return [body for _, body in found], max(0, size - sound)  # some may have been appended since
 
 
 def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:

@@ -147,10 +147,7 @@ class Spool:
 
 
 class KeptUploads:
-    """Accepted uploads for an audit, in the spool or among those that `--keep-uploads` kept.
-
-    The coordinator may move them meanwhile.
-    """
+    """Accepted uploads, in the spool or kept; an audit may read while the coordinator moves them."""
 
     def __init__(self, directory: StateDirectory) -> None:
         self._directory = directory
