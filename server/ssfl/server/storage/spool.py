@@ -147,7 +147,7 @@ class Spool:
 
 
 class KeptUploads:
-    """Accepted uploads, in the spool or kept; an audit may read while the coordinator moves them."""
+    """Accepted uploads, in the spool or kept; an audit reads while a coordinator moves them."""
 
     def __init__(self, directory: StateDirectory) -> None:
         self._directory = directory
