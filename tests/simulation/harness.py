@@ -317,14 +317,11 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
+        opened = main._read(config)
         coordinator = main._start(
-            config,
-            main._read(config),
-            Accounts(config.out_dir),
-            self.loop.time,
-            DiskSpaceWaiter(pause),
+            config, opened, Accounts(config.out_dir), self.loop.time, DiskSpaceWaiter(pause)
         )
-        self._files += (coordinator.journal, coordinator.ledger_file)
+        self._files += (opened.journal, coordinator.ledger_file)
         self._look()
         service = service_for(config, coordinator)
         jobs = [asyncio.ensure_future(coordinator.run.serve())]

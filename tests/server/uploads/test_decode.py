@@ -181,7 +181,7 @@ def test_a_plain_upload_is_its_own_file_and_is_read_once(
     monkeypatch.setattr(StoredValues, "read", counting)
     monkeypatch.setattr(PartialUpload, "digest", None)
     found = verify_plain(part, digest, values.size, FINITE)
-    assert found == VerifiedUpload(part.values, digest, values.size, float(np.abs(values).max()))
+    assert found == VerifiedUpload(part.values, digest, float(np.abs(values).max()))
     assert starts == [0, blocks.BLOCK]
 
 

@@ -160,11 +160,9 @@ class SimulatedFederation:
     def _send_task(self, client: SimulatedClient) -> tuple[Ready, ModelState]:
         """Send a client its task, with the payloads it lacks."""
         ready = self._task(client)
-        offset = 0
         for part in ready.parts:
-            phase, word = ready.phase_at(offset), ready.encoding_at(offset)
+            phase, word = ready.phase_of(part), encoding_word(part.payload.encoding)
             self._count_bytes(client.name, phase, Direction.DOWN, len(part.data), word)
-            offset += len(part.data)
         seen = self._broadcasts.broadcast_for(client.name, self._work(), self.model).model
         client.hold(ready.task, seen)
         return ready, seen

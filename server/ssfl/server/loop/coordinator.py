@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ssfl.method.strategies.contract import ClientId
@@ -62,8 +61,10 @@ def start_coordinator(
     counters.begin(opened.state, ledger)
     refusals = Refusals(clock, lambda name: ClientId(name) in run.state.members)
     writer = FactWriter(opened, ledger_file, disk, connections, counters, clock)
-    write = partial(out_disk.retry_while_full, lambda: write_model(coordinator))
-    jobs = StepJobs(opened, disk, writer.times, write)
+    jobs = StepJobs(
+        opened, disk, writer.times,
+        lambda: out_disk.retry_while_full(lambda: write_model(coordinator)),
+    )  # fmt: skip
     recorder = Recorder(opened.history, live_entries, refusals)
     run = RunLoop(opened.state, writer, jobs, recorder, disk_space, clock)
     coordinator = Coordinator(

@@ -22,11 +22,12 @@ from pathlib import Path
 
 from ssfl.durable.failpoints import failpoint
 from ssfl.durable.files import sync_directory, write_atomic
+from ssfl.method.model_state import Vector
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.memory import folder_bytes
 from ssfl.server.errors import StateError
 from ssfl.server.storage.state_directory import StateDirectory
-from ssfl.server.storage.upload_files import PartialUpload, StoredValues, UploadFile, Vector
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues, UploadFile
 
 SUMS = "SHA256SUMS"
 

@@ -16,15 +16,10 @@ from ssfl.method import norm_clip
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
+from ssfl.method.model_state import Vector
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
-from ssfl.server.storage.upload_files import (
-    Block,
-    PartialUpload,
-    StagedValues,
-    StoredValues,
-    Vector,
-)
+from ssfl.server.storage.upload_files import Block, PartialUpload, StagedValues, StoredValues
 
 
 @dataclass(frozen=True, slots=True)
