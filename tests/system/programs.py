@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.journal import Journal
 from ssfl.tools.local.fork_server import CLIENT_MODULES, Forked, ForkServer
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 
@@ -213,11 +213,13 @@ class Coordinator(Program):
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
-    """Return the facts of a journal that may be in use: a copy is read, without a torn tail."""
+    """Return the facts of a journal that may be in use: a copy is opened, without a torn tail."""
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "journal"
         copy.write_bytes(path.read_bytes())
-        return [json.loads(record) for _, record in records_of(copy)]
+        opened = Journal(copy)
+        opened.close()
+        return [json.loads(record) for record in opened.records]
 
 
 class Programs:

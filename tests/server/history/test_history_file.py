@@ -34,7 +34,7 @@ def history_of(records: list[bytes]) -> History:
 
 def document(journal: Journal, stop: int, history: Newest) -> dict[str, object]:
     found: dict[str, object] = json.loads(
-        b"".join(history_blocks(journal.path, stop, history.to_dict()))
+        b"".join(history_blocks(journal, stop, history.to_dict()))
     )
     return found
 

@@ -58,7 +58,7 @@ def run(tmp_path: Path, records: list[bytes]) -> Iterator[Run]:
 
 @pytest.fixture
 def follows(run: Run) -> Following:
-    return Following(run.journal.path, run.live_entries, lambda: run.published_journal_bytes)
+    return Following(run.journal, run.live_entries, lambda: run.published_journal_bytes)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -75,7 +75,7 @@ def test_every_entry_is_yielded_once_and_in_order(
     while follows.read_bytes < run.published_journal_bytes:
         found += follows.entries(-1.0)
     found += follows.entries(60.0)
-    assert found == list(Follower(run.journal.path).entries(run.published_journal_bytes))
+    assert found == list(Follower(run.journal).entries(run.published_journal_bytes))
     assert [one.name for one in found].count("rounds") == SETTINGS.rounds
 
 

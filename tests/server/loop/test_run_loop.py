@@ -29,13 +29,14 @@ from ssfl.server.report.outputs import write_outputs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import Journal, records_of
+from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 
 
 def journalled(folder: Path) -> list[str]:
-    records = (record for _, record in records_of(folder / "journal"))
-    return [type(facts.from_json(record)).__name__ for record in records]
+    journal = Journal(folder / "journal")
+    journal.close()
+    return [type(facts.from_json(record)).__name__ for record in journal.records]
 
 
 def test_a_whole_run_ends_with_the_model_on_disk(tmp_path: Path, manifest: Manifest) -> None:

@@ -20,7 +20,7 @@ from ssfl.server.recovery.recover import open_run
 from ssfl.server.recovery.snapshot import SnapshotHeader, read_snapshot, replay, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import Journal, records_of
+from ssfl.server.storage.journal import Journal, JournalFile, records_of
 from ssfl.server.storage.state_directory import StateDirectory
 
 EARLY = RUNS["early"]
@@ -56,13 +56,13 @@ def test_a_snapshot_plus_the_rest_equals_a_full_replay(tmp_path: Path, name: str
     settings = RUNS[name]
     journal = written(tmp_path, undisturbed(settings).journal)
     begun = SnapshotHeader(RunState(settings), Newest(), 0, 0)
-    whole = replay(journal.path, begun, journal.num_bytes)
+    whole = replay(JournalFile(journal.path), begun, journal.num_bytes)
     ends = [end for end, _ in records_of(journal.path)]
     for end in ends[:: max(1, len(ends) // 12)]:
         assert write_snapshot(directory_of(journal), settings, end) == end
         known = read_snapshot(directory_of(journal), settings)
         assert known.num_bytes == end
-        assert replay(journal.path, known, journal.num_bytes) == whole
+        assert replay(JournalFile(journal.path), known, journal.num_bytes) == whole
 
 
 def test_a_snapshot_records_that_the_run_is_paused(tmp_path: Path) -> None:
@@ -86,11 +86,11 @@ def test_a_restart_reads_only_records_after_the_snapshot(
     known = read_snapshot(directory_of(journal), EARLY)
     read: list[int] = []
 
-    def seen(path: Path, start: int = 0, stop: int | None = None) -> object:
+    def seen(file: JournalFile, start: int = 0, stop: int | None = None) -> object:
         read.append(start)
-        return records_of(path, start, stop)
+        return records_of(file.path, start, stop)
 
-    monkeypatch.setattr(snapshot, "records_of", seen)
+    monkeypatch.setattr(JournalFile, "read_from", seen)
     opened = Journal(journal.path, known.num_bytes)
     state, _ = open_run(opened, EARLY, Ledger(), known)
     opened.close()

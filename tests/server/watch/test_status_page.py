@@ -251,7 +251,7 @@ def test_a_long_journal_is_read_in_several_looks(
     async def script(coordinator: Coordinator) -> None:
         documents = Documents(coordinator, LogBuffer(), Path("runs"))
         documents._following = Following(
-            journal.path, coordinator.live_entries, lambda: journal.num_bytes
+            journal, coordinator.live_entries, lambda: journal.num_bytes
         )
         coordinator.run.published_journal_bytes = journal.num_bytes
         monkeypatch.setattr(status_documents, "READ_S", -1.0)  # one entry at a look

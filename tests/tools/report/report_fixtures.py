@@ -13,6 +13,7 @@ from ssfl.program.exits import ExitCode
 from ssfl.server.history.history_file import history_blocks
 from ssfl.server.report.from_state_dir import open_state
 from ssfl.server.run import facts
+from ssfl.server.storage.journal import JournalFile
 from ssfl.simulator.federation import SimulatedFederation
 from ssfl.study.data import DataSpec, build_shards
 from ssfl.tools import main as tools
@@ -46,7 +47,7 @@ def make_results(state: Path, folder: Path) -> None:
     source = open_state(state)
     assert source.model is not None
     folder.mkdir(parents=True)
-    blocks = history_blocks(state / "journal", 1 << 40, source.summary)
+    blocks = history_blocks(JournalFile(state / "journal"), 1 << 40, source.summary)
     (folder / "history.json").write_bytes(b"".join(blocks))
     (folder / "manifest.json").write_bytes(source.model[0].json)
     (folder / "mask.bin").write_bytes(source.model[1].bits)

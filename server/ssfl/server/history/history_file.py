@@ -8,19 +8,18 @@ rounds. Run it on a worker thread: 20,000 updates take about a second.
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import IO, Any
 
 from ssfl.server.history.live_entries import HistoryEntry
 from ssfl.server.history.run_history import Entry, Newest
 from ssfl.server.run import facts
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.contracts import LogReader
 
 _IN_MEMORY = 1 << 20  # bytes of a buffered list; more go to a temporary file
 _BLOCK_BYTES = 1 << 18
 
 
-def history_blocks(journal: Path, stop: int, summary: Mapping[str, Any]) -> Iterator[bytes]:
+def history_blocks(journal: LogReader, stop: int, summary: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield history.json: the `summary`, and every step up to byte `stop` of the journal.
 
     Each round, mask and evaluation is one line.
@@ -48,7 +47,7 @@ def history_blocks(journal: Path, stop: int, summary: Mapping[str, Any]) -> Iter
 class Follower:
     """Reads a growing journal: yields each entry once, and continues where it stopped."""
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: LogReader) -> None:
         self._journal = journal
         self._story = Newest()
         self.num_bytes = 0  # read so far
@@ -59,7 +58,7 @@ class Follower:
 
     def entries(self, stop: int) -> Iterator[HistoryEntry]:
         """Yield new entries up to byte `stop`; the caller may stop early."""
-        for end, record in records_of(self._journal, self.num_bytes, stop):
+        for end, record in self._journal.read_from(self.num_bytes, stop):
             self.num_bytes = end
             fact = facts.from_json(record)
             if self._story.started is None and not isinstance(fact, facts.StepStarted):

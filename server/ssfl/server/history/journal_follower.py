@@ -7,17 +7,17 @@ long, it reads the journal again.
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from ssfl.server.history.history_file import Follower
 from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
+from ssfl.server.storage.contracts import LogReader
 
 
 class Following:
     """The position of one reader in the history of a running run."""
 
     def __init__(
-        self, journal: Path, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
+        self, journal: LogReader, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
     ) -> None:
         """`published_journal_bytes` returns the length of the journal that may be read."""
         self._live = fresh

@@ -30,6 +30,7 @@ class Coordinator:
 
     run: RunLoop
     directory: StateDirectory
+    journal: Journal
     store: Store
     spool: Spool
     ledger: Ledger
@@ -68,7 +69,7 @@ def start_coordinator(
     recorder = Recorder(opened.history, live_entries, refusals)
     run = RunLoop(opened.state, writer, jobs, recorder, disk_space, clock)
     coordinator = Coordinator(
-        run, opened.directory, opened.store, opened.spool, ledger, ledger_file,
+        run, opened.directory, opened.journal, opened.store, opened.spool, ledger, ledger_file,
         opened.history, live_entries, connections, refusals, counters, PresenceTable(), disk_space,
         clock,
     )  # fmt: skip

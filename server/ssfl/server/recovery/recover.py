@@ -21,8 +21,9 @@ from ssfl.server.recovery.snapshot import SnapshotHeader, replay
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import Journal, records_of
-from ssfl.server.storage.model_store import LazyVector, Store
+from ssfl.server.storage.journal import Journal, JournalFile, records_of
+from ssfl.server.storage.lazy_vector import LazyVector
+from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
 
@@ -75,7 +76,7 @@ def open_run(
     `known` is the snapshot of the journal: only the rest is replayed.
     """
     known = known or SnapshotHeader(RunState(settings), Newest(), 0, 0)
-    opened = next(records_of(journal.path), None)
+    opened = next(journal.read_from(), None)
     if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         first = facts.RunOpened(run_id, asdict(settings), ssfl_version())
@@ -86,7 +87,7 @@ def open_run(
         if not isinstance(begun, facts.RunOpened):
             raise ValueError("it does not begin with a run")
         _check_settings(begun, settings)
-        replayed = replay(journal.path, known, journal.num_bytes)
+        replayed = replay(JournalFile(journal.path), known, journal.num_bytes)
     except ValueError as error:
         raise StateError(
             f"{journal.path} cannot be replayed: {error}; it may be of another version. "

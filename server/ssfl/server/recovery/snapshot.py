@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +25,7 @@ from ssfl.server.history.run_history import Newest
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts
-from ssfl.server.storage.journal import crc32_of, records_of
+from ssfl.server.storage.journal import JournalFile
 from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -49,18 +48,17 @@ class SnapshotHeader:
     crc32: int  # of these bytes
 
 
-def replay(journal: Path, known: SnapshotHeader, stop: int) -> SnapshotHeader:
+def replay(journal: JournalFile, known: SnapshotHeader, stop: int) -> SnapshotHeader:
     """Return the state and history at byte `stop` of the journal; `known.newest` is modified.
 
     Raise ValueError for a record that is not a fact.
     """
     state, newest, end = known.state, known.newest, known.num_bytes
-    for at, record in records_of(journal, known.num_bytes, stop):
+    for at, record in journal.read_from(known.num_bytes, stop):
         fact = facts.from_json(record)
         state, end = apply(state, fact), at
         newest.add(fact)
-    crc32 = crc32_of(journal, known.num_bytes, end, known.crc32)
-    return SnapshotHeader(state, newest, end, crc32)
+    return SnapshotHeader(state, newest, end, journal.crc32(known.num_bytes, end, known.crc32))
 
 
 def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotHeader:
@@ -75,17 +73,17 @@ def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotH
     except (ValueError, KeyError, TypeError) as error:
         log.warning("the snapshot is ignored, and the journal is read instead: %s", error)
         return nothing
-    journal = directory.journal
-    if snapshot is None or not journal.exists() or journal.stat().st_size < snapshot.num_bytes:
+    journal = JournalFile(directory.journal)
+    if snapshot is None or journal.num_bytes < snapshot.num_bytes:
         return nothing
-    fits = crc32_of(journal, 0, snapshot.num_bytes) == snapshot.crc32
+    fits = journal.crc32(0, snapshot.num_bytes) == snapshot.crc32
     return snapshot if fits else nothing  # reading the journal reports where it is damaged
 
 
 def write_snapshot(directory: StateDirectory, settings: RunSettings, stop: int) -> int:
     """Update the snapshot to byte `stop` of the journal; return how many bytes it covers."""
     known = read_snapshot(directory, settings)
-    snapshot = replay(directory.journal, known, stop)
+    snapshot = replay(JournalFile(directory.journal), known, stop)
     document = {
         "kinds": _kinds(),
         "num_bytes": snapshot.num_bytes,

@@ -16,14 +16,14 @@ from ssfl.server.report.outputs import mask_document, run_document
 from ssfl.server.report.source import ReportError, Source
 from ssfl.server.run import facts
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.journal import records_of
+from ssfl.server.storage.journal import JournalFile
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.state_directory import StateDirectory
 
 
 def open_state(folder: Path) -> Source:
     """Return the run in the journal of a state directory, up to its last whole record."""
-    journal = StateDirectory(folder).journal
+    journal = JournalFile(StateDirectory(folder).journal)
     try:
         replayed = _replayed(journal)
         model = _mask(folder, replayed.state)
@@ -50,13 +50,13 @@ def open_state(folder: Path) -> Source:
     )
 
 
-def _replayed(journal: Path) -> SnapshotHeader:
-    opened = next(records_of(journal), None)
+def _replayed(journal: JournalFile) -> SnapshotHeader:
+    opened = next(journal.read_from(), None)
     begun = facts.from_json(opened[1]) if opened else None
     if not isinstance(begun, facts.RunOpened):
-        raise StateError(f"{journal} holds no run yet")
+        raise StateError(f"{journal.path} holds no run yet")
     nothing = SnapshotHeader(RunState(settings_of(begun)), Newest(), 0, 0)
-    return replay(journal, nothing, journal.stat().st_size)
+    return replay(journal, nothing, journal.num_bytes)
 
 
 def _mask(folder: Path, state: RunState) -> tuple[Manifest, Mask] | None:

@@ -42,7 +42,7 @@ def history_document(coordinator: Coordinator) -> Callable[[], bytes]:
 
     def document() -> bytes:
         summary = run_document(state, model, newest, ledger)
-        return b"".join(history_blocks(coordinator.directory.journal, stop, summary))
+        return b"".join(history_blocks(coordinator.journal, stop, summary))
 
     return document
 
@@ -133,7 +133,7 @@ def write_accounts(coordinator: Coordinator, out_dir: Path) -> None:
         copy_ledger(coordinator.ledger_file.path, folder / "ledger.csv", num_bytes)
         summary = run_document(coordinator.run.state, coordinator.run.model, newest, ledger)
         blocks = history_blocks(
-            coordinator.directory.journal, coordinator.run.published_journal_bytes, summary
+            coordinator.journal, coordinator.run.published_journal_bytes, summary
         )
         write_atomic(folder / "history.json", blocks)
 

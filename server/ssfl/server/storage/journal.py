@@ -23,6 +23,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -52,6 +53,15 @@ class Journal:
         self._file, self.cut_bytes = _take_over(path, checked_bytes)
         self.num_bytes = self._file.seek(0, os.SEEK_END)  # all on disk, without a torn tail
         self._is_torn = False  # by a write that failed
+
+    @property
+    def records(self) -> list[bytes]:
+        """All records, read from the file. Only for short journals."""
+        return [body for _, body in records_of(self.path)]
+
+    def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield the position behind each record, and its body, from byte `start` to `stop`."""
+        return records_of(self.path, start, stop)
 
     def append(self, bodies: Sequence[bytes]) -> None:
         """Write records and return when they are on disk; raise Fenced if the file is not ours."""
@@ -108,11 +118,29 @@ class Journal:
         self._file.close()
 
 
-def crc32_of(path: Path, start: int, stop: int, before: int = 0) -> int:
-    """Return the CRC-32 of a range of bytes, continued from that of the bytes `before`."""
-    for block in _blocks(path, start, stop):
-        before = zlib.crc32(block, before)
-    return before
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """The file of a journal as a reader sees it: nothing is locked or changed."""
+
+    path: Path
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the file, torn tail included; 0 if there is no file."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield the position behind each record, and its body, from byte `start` to `stop`."""
+        return records_of(self.path, start, stop)
+
+    def crc32(self, start: int, stop: int, before: int = 0) -> int:
+        """Return the CRC-32 of a range of bytes, continued from that of the bytes `before`."""
+        with self.path.open("rb") as file:
+            file.seek(start)
+            while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
+                before = zlib.crc32(block, before)
+                start += len(block)
+        return before
 
 
 def read_journal(path: Path) -> tuple[list[bytes], int]:
@@ -146,7 +174,7 @@ def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:
     failpoint("journal.taken")
     length = _sound_bytes(taken, sound)
     cut_bytes = taken.stat().st_size - length
-    file = _create(path, _blocks(taken, 0, length))
+    file = _create(path, _blocks(taken, length))
     for old in _abandoned(path):
         old.unlink(missing_ok=True)
     return file, cut_bytes
@@ -162,11 +190,10 @@ def _abandoned(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.*{TAKEN}"))
 
 
-def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     with path.open("rb") as file:
-        file.seek(start)
-        while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
-            start += len(block)
+        while block := file.read(min(_BLOCK_BYTES, num_bytes)):
+            num_bytes -= len(block)
             yield block
 
 

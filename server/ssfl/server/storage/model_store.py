@@ -17,22 +17,25 @@ digest cannot overwrite each other.
 """
 
 import hashlib
-import os
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ssfl.codec import values_only
-from ssfl.durable.files import write_atomic
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, StoredVector, Vector, values_digest, vector_of
+from ssfl.method.model_state import ModelState, StoredVector, values_digest, vector_of
 from ssfl.server.errors import StateError
 from ssfl.server.run.state import Best
+from ssfl.server.storage.blobs import FileBlobs
+from ssfl.server.storage.contracts import Blobs
+from ssfl.server.storage.lazy_vector import LazyVector
 
 _DIGEST_BYTES = 32
 
@@ -43,12 +46,12 @@ class Store:
     def __init__(self, root: Path, seed: int) -> None:
         self.root = root
         self.seed = seed
+        self._blobs: Blobs = FileBlobs(root)
 
-    def save_initial(self, manifest: Manifest, initial: Vector) -> None:
+    def save_initial(self, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
         """Store the manifest and the initial vector."""
-        write_atomic(self.root / _manifest(manifest.digest.hex()), manifest.json)
-        name = _initial(values_digest(initial).hex())
-        write_atomic(self.root / name, values_only.encode(initial))
+        self._blobs.put(_manifest(manifest.digest.hex()), manifest.json)
+        self._blobs.put(_initial(values_digest(initial).hex()), values_only.encode(initial))
 
     def lean(self, state: ModelState) -> ModelState:
         """Return a stored state whose whole vectors can be released from memory.
@@ -74,20 +77,20 @@ class Store:
         assert state.mask is not None and state.values is not None
         mask = f"mask-{state.mask_epoch}.bin"
         if not self._holds(mask):
-            write_atomic(self.root / mask, state.mask.bits)
+            self._blobs.put(mask, state.mask.bits)
         scored = f"scored-{state.mask_epoch}.f32"
         if state.scored is not None and not self._holds(scored):
-            write_atomic(self.root / scored, values_only.encode(vector_of(state.scored)))
+            self._blobs.put(scored, values_only.encode(vector_of(state.scored)))
         if state.change is not None:
             digest = hashlib.sha256(state.change).digest()
-            write_atomic(self.root / f"change-{step}.bin", [digest, state.change])
-        write_atomic(self.root / f"values-{step}.f32", values_only.encode(state.values))
+            self._blobs.put(f"change-{step}.bin", [digest, state.change])
+        self._blobs.put(f"values-{step}.f32", values_only.encode(state.values))
 
     def keep_best(self, step: int) -> None:
         """Keep the values of a step as the best so far."""
         best = f"best-{step}.f32"
         if not self._holds(best):  # it may have been kept before a crash
-            write_atomic(self.root / best, _read_file(self.root / f"values-{step}.f32"))
+            self._blobs.put(best, self._blobs.read(f"values-{step}.f32"))
         self._drop_below("best", step)
 
     def holds_best(self, best: Best) -> bool:
@@ -105,7 +108,7 @@ class Store:
         except StateError:
             if not self._holds(values):
                 raise
-            write_atomic(self.root / copy, self._read(values, best.base_digest))
+            self._blobs.put(copy, self._read(values, best.base_digest))
             return True
         return False
 
@@ -118,7 +121,8 @@ class Store:
     def holds_something(self) -> bool:
         """Return True if model files are here, which implies that a journal must exist."""
         patterns = ("manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin")
-        return any(path.is_file() for pattern in patterns for path in self.root.glob(pattern))
+        names = self._blobs.names()
+        return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
     @property
     def newest_step(self) -> int:
@@ -152,7 +156,7 @@ class Store:
     def load_change(self, step: int) -> memoryview | None:
         """Return the coded change of a lossy step; None if it is missing or damaged."""
         try:
-            data = memoryview(_read_file(self.root / f"change-{step}.bin"))
+            data = memoryview(self._blobs.read(f"change-{step}.bin"))
         except FileNotFoundError:
             return None
         digest, change = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
@@ -161,16 +165,18 @@ class Store:
     def _mask(self, epoch: int, model: ModelState) -> Mask | None:
         """Return an older mask; None if it is missing or does not fit the model."""
         try:
-            bits = _read_file(self.root / f"mask-{epoch}.bin")
+            bits = self._blobs.read(f"mask-{epoch}.bin")
             return Mask(bytes(bits), model.manifest.num_masked)
         except (FileNotFoundError, ValueError):
             return None
 
-    def _values_before(self, step: int, mask: Mask | None, model: ModelState) -> Vector | None:
+    def _values_before(
+        self, step: int, mask: Mask | None, model: ModelState
+    ) -> npt.NDArray[np.float32] | None:
         before = self._step_before(step)
         if not before or mask is None:
             return None
-        data = _read_file(self.root / f"values-{before}.f32")
+        data = self._blobs.read(f"values-{before}.f32")
         count = mask.num_kept + model.manifest.num_unmasked
         fits = len(data) == values_only.encoded_bytes(count)
         return values_only.decode(data, count) if fits else None
@@ -183,7 +189,7 @@ class Store:
         """Return the manifest the journal names."""
         return Manifest.from_json(bytes(self._read(_manifest(digest), digest)))
 
-    def load_initial(self, manifest: Manifest, digest: str) -> Vector:
+    def load_initial(self, manifest: Manifest, digest: str) -> npt.NDArray[np.float32]:
         """Return the initial vector; rebuild it from the seed if its file is missing or damaged."""
         try:
             return self._read_vector(_initial(digest), digest)
@@ -204,7 +210,7 @@ class Store:
         """Return `state` with the mask and values the journal names."""
         return self._with_values(f"values-{step}.f32", state, epoch, mask_digest, base_digest)
 
-    def load_scored(self, epoch: int, digest: str) -> Vector:
+    def load_scored(self, epoch: int, digest: str) -> npt.NDArray[np.float32]:
         """Return the whole model that the mask was agreed on."""
         return self._read_vector(f"scored-{epoch}.f32", digest)
 
@@ -224,70 +230,51 @@ class Store:
 
     def _read(self, name: str, digest: str, prefix: bytes = b"") -> bytearray:
         """Return a file; its SHA-256, with `prefix` before it, must be the one in the journal."""
-        problem = "does not match the journal"
-        try:
-            data = _read_file(self.root / name)
-            hashed = hashlib.sha256(prefix)
-            hashed.update(data)
-            if hashed.hexdigest() == digest:
-                return data
-        except FileNotFoundError:
-            problem = "is missing"
-        raise StateError(
-            f"{self.root / name} {problem}: restore the state directory from a backup, "
-            "or use --fresh to begin again"
-        )
+        with self._found(name):
+            data = self._blobs.read(name)
+        hashed = hashlib.sha256(prefix)
+        hashed.update(data)
+        self._check(name, hashed.hexdigest(), digest)
+        return data
 
-    def _read_vector(self, name: str, digest: str) -> Vector:
-        return np.frombuffer(self._read(name, digest), "<f4").astype(np.float32, copy=False)
+    def _read_vector(self, name: str, digest: str) -> npt.NDArray[np.float32]:
+        """Return the values of a file; its SHA-256 must be the one in the journal."""
+        with self._found(name):
+            data = self._blobs.read(name)
+        whole = len(data) // 4 * 4  # a truncated file does not match
+        vector = np.frombuffer(data, dtype="<f4", count=whole // 4).astype(np.float32, copy=False)
+        self._check(name, values_digest(vector).hex() if whole == len(data) else "", digest)
+        return vector
 
     def _holds(self, name: str) -> bool:
-        return (self.root / name).is_file()
+        return name in self._blobs.names(name)
 
-    def _numbers(self, kind: str) -> dict[int, Path]:
-        """Return the files of a kind by step or epoch."""
-        files = self.root.glob(f"{kind}-*")
-        return {int(file.stem.split("-")[1]): file for file in files if file.is_file()}
+    def _numbers(self, kind: str) -> dict[int, str]:
+        """Return the file names of a kind by step or epoch."""
+        names = self._blobs.names(f"{kind}-")
+        return {int(name.split("-")[1].split(".")[0]): name for name in names}
 
     def _drop_below(self, kind: str, number: int) -> None:
-        for found, file in self._numbers(kind).items():
+        for found, name in self._numbers(kind).items():
             if found < number:
-                file.unlink(missing_ok=True)
+                self._blobs.delete(name)
 
+    @contextmanager
+    def _found(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise StateError(
+                f"{self.root / name} is missing: restore the state directory from a backup, "
+                "or use --fresh to begin again"
+            ) from None
 
-class LazyVector(StoredVector):
-    """A vector that is read on first use and can be released; any thread may call it."""
-
-    def __init__(
-        self, digest: bytes, read: Callable[[], Vector], vector: Vector | None = None
-    ) -> None:
-        """Take `read`, which returns a vector with this digest, and the vector if it is loaded."""
-        self.digest = digest
-        self._read = read
-        self._vector = vector
-        self._lock = threading.Lock()
-
-    def vector(self) -> Vector:
-        with self._lock:
-            if self._vector is None:
-                self._vector = self._read()
-            return self._vector
-
-    def copy(self) -> Vector:
-        with self._lock:
-            return self._read() if self._vector is None else self._vector.copy()
-
-    def release(self) -> None:
-        with self._lock:
-            self._vector = None
-
-
-def _read_file(path: Path) -> bytearray:
-    """Return a file in memory that an array can share and modify."""
-    with path.open("rb") as file:
-        data = bytearray(os.fstat(file.fileno()).st_size)
-        del data[file.readinto(data) :]
-        return data
+    def _check(self, name: str, found: str, digest: str) -> None:
+        if found != digest:
+            raise StateError(
+                f"{self.root / name} does not match the journal: restore the state directory "
+                "from a backup, or use --fresh to begin again"
+            )
 
 
 def _manifest(digest: str) -> str:

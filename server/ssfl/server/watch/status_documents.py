@@ -60,9 +60,7 @@ class Documents:
         own_masks = has_own_masks(settings.strategy, settings.criterion)
         self._view = RunView(own_masks=own_masks)
         self._following = Following(
-            coordinator.directory.journal,
-            coordinator.live_entries,
-            lambda: run.published_journal_bytes,
+            coordinator.journal, coordinator.live_entries, lambda: run.published_journal_bytes
         )
         self._num_entries = 0
         self._newest: dict[str, Mapping[str, Any]] = {}  # each client's newest result
