@@ -18,6 +18,7 @@ from ssfl.server.loop.refusals import Refusals
 from ssfl.server.loop.run_loop import Recorder, RunLoop
 from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.recovery.recover import OpenedRun
+from ssfl.server.storage.contracts import Log
 from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
@@ -30,7 +31,7 @@ class Coordinator:
 
     run: RunLoop
     directory: StateDirectory
-    journal: Journal
+    journal: Log
     store: Store
     spool: Spool
     ledger: Ledger
