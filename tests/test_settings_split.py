@@ -10,7 +10,7 @@ from ssfl.client.config import ClientConfig
 from ssfl.method.settings import RunSettings
 from ssfl.program.settings.loading import setting_names
 from ssfl.server import config as server_config
-from ssfl.server.broadcast.settings_message import settings_to_message
+from ssfl.server.broadcast.tasks import settings_to_message
 from ssfl.server.config import CoordinatorConfig
 from ssfl.v1 import settings_pb2
 

@@ -21,7 +21,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
-from ssfl.server.broadcast.settings_message import settings_to_message
+from ssfl.server.broadcast.tasks import settings_to_message
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
 

@@ -101,7 +101,7 @@ class World:
         self.spool = {entry for entry in self.spool if step and entry[0] == step.number}
         if self.state.model_step:
             assert self.stored[self.state.model_step] == self.state.base_digest
-        self.post(events.Recovered())
+        self.post(events.Signal.RECOVERED)
 
     def replayed(self) -> RunState:
         state = RunState(self.settings)
@@ -116,10 +116,11 @@ class World:
             case events.OpenStep():
                 self.sum_of, self.folded = action.step.number, Counter()
             case events.Fold():
-                assert self.sum_of == action.step, "a fold into another sum"
-                assert (action.step, action.client, action.digest) in self.spool
-                self.folded[action.client] += 1
-                assert self.folded[action.client] == 1, "a client was counted twice"
+                upload = action.upload
+                assert self.sum_of == upload.step, "a fold into another sum"
+                assert (upload.step, upload.client, upload.digest) in self.spool
+                self.folded[upload.client] += 1
+                assert self.folded[upload.client] == 1, "a client was counted twice"
             case events.Reduce():
                 self.results.append(self._reduced(action.step))
             case events.DropSpool():
@@ -229,7 +230,7 @@ class World:
         if not self.state.manifest_digest:
             self.initialize(self.clients[0])
         if not self.state.founders:
-            self.post(events.StartAsked())
+            self.post(events.Signal.START)
         for _ in range(limit):
             if self.state.finished:
                 return
@@ -239,5 +240,5 @@ class World:
             elif step and step.pending:
                 self.answer(min(step.pending), step)
             else:
-                self.post(events.Tick())
+                self.post(events.Signal.TICK)
         raise AssertionError(f"the run did not finish: {self.state}")

@@ -7,10 +7,18 @@ recovery test holds them.
 from collections.abc import Callable
 
 from ssfl.method.strategies.contract import Work
-from ssfl.server.run.apply import count_step
-from ssfl.server.run.state import RunState, Step
+from ssfl.server.run.apply import received_s, standing
+from ssfl.server.run.state import RunState, Step, StepCounts
 
 Holds = Callable[[RunState, RunState], bool]
+
+
+def count_step(state: RunState, step: Step) -> StepCounts:
+    """Return the counts of a step by walking over its whole cohort."""
+    standings = [(0, 0, 0), *(standing(state, step, client) for client in step.cohort)]
+    pending, not_left, here = (sum(column) for column in zip(*standings, strict=True))
+    slowest_s = max((received_s(upload) for upload in step.uploads.values()), default=0.0)
+    return StepCounts(pending, not_left, here, slowest_s)
 
 
 def _of_step(holds: Callable[[Step, RunState], bool]) -> Holds:

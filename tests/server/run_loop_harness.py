@@ -13,9 +13,9 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
-from ssfl.server.loop.coordinator import Coordinator, OpenedRun, start_coordinator
-from ssfl.server.loop.run_loop import Clock
-from ssfl.server.recovery.recover import load_manifest, load_models, open_run
+from ssfl.server.loop.coordinator import Coordinator, start_coordinator
+from ssfl.server.loop.fact_writer import Clock
+from ssfl.server.recovery.recover import OpenedRun, load_manifest, load_models, open_run
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.session_numbers import KEY_BYTES, SessionNumbers
 from ssfl.server.run import events
@@ -147,7 +147,7 @@ def conduct(
                     await job
 
     async def _script(coordinator: Coordinator) -> None:
-        await coordinator.run.post(events.Recovered())
+        await coordinator.run.post(events.Signal.RECOVERED)
         await coordinator.run.current_model()
         await script(coordinator)
 

@@ -32,8 +32,8 @@ Vector = npt.NDArray[np.float32]
 
 def receiver_of(coordinator: Coordinator) -> UploadReceiver:
     """Return a receiver with eight slots."""
-    parts = (coordinator.spool, coordinator.ledger, coordinator.counters, coordinator.refusals)
-    return UploadReceiver(*parts, slots=8, no_progress_s=30.0)
+    parts = (coordinator.spool, coordinator.ledger, coordinator.counters)
+    return UploadReceiver(*parts, coordinator.refusals.count_error, slots=8, no_progress_s=30.0)
 
 
 def staged(part: PartialUpload, data: bytes) -> StoredValues:

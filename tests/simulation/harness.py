@@ -36,6 +36,7 @@ from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.errors import Fenced
 from ssfl.server.loop.coordinator import Coordinator
+from ssfl.server.loop.run_loop import first_of
 from ssfl.server.loop.ticker import tick
 from ssfl.server.report.outputs import Accounts
 from ssfl.server.rpc.admin import AdminService
@@ -316,22 +317,19 @@ class World:
             upload_slots=self.plan.upload_slots,
             run=self.settings,
         )
+        opened = main._read(config)
         coordinator = main._start(
-            config,
-            main._read(config),
-            Accounts(config.out_dir),
-            self.loop.time,
-            DiskSpaceWaiter(pause),
+            config, opened, Accounts(config.out_dir), self.loop.time, DiskSpaceWaiter(pause)
         )
-        self._files += (coordinator.journal, coordinator.ledger_file)
+        self._files += (opened.journal, coordinator.ledger_file)
         self._look()
         service = service_for(config, coordinator)
         jobs = [asyncio.ensure_future(coordinator.run.serve())]
-        await main._first_of([*jobs, asyncio.ensure_future(main._take_up(coordinator, None))])
+        await first_of([*jobs, asyncio.ensure_future(main._take_up(coordinator, None))])
         self.network.handlers = Handlers(service, process, self._status(coordinator))
         self.operator.finds(process, AdminService(coordinator, "out"))
         jobs.append(asyncio.ensure_future(tick(coordinator)))
-        await main._first_of(jobs)
+        await first_of(jobs)
 
     def _status(self, coordinator: Coordinator) -> StatusInterceptor:
         return StatusInterceptor(coordinator.refusals, self.settings.no_progress_s)

@@ -64,7 +64,7 @@ class Federation:
                     self._post(event)
             else:
                 self.now_s += TICK_S
-                self._post(events.Tick())
+                self._post(events.Signal.TICK)
         return self.state
 
     def _post(self, event: Event) -> None:

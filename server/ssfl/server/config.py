@@ -104,28 +104,14 @@ class CoordinatorConfig:
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
-        ports = {
-            "--port": self.port,
-            "--admin-port": self.admin_port,
-            "--metrics-port": self.metrics_port or 0,
-            "--status-port": self.status_port or 0,
-            "--health-port": self.health_port or 0,
-        }
+        names = ("port", "admin_port", "metrics_port", "status_port", "health_port")
+        ports = {f"--{name.replace('_', '-')}": getattr(self, name) or 0 for name in names}
         for name, value in ports.items():
             if not 0 <= value <= 65535:
                 raise SettingsError(f"{name} must be between 0 and 65535, got {value}")
         chosen = [port for port in ports.values() if port]
         if len(set(chosen)) < len(chosen):
             raise SettingsError(f"{', '.join(ports)} must differ")
-        for name, count in (
-            ("--upload-slots", self.upload_slots),
-            ("--workers", self.workers),
-            ("--max-clients", self.max_clients),
-            ("--max-connections", self.max_connections),
-            ("--max-model-values", self.max_model_values),
-        ):
-            if count < 1:
-                raise SettingsError(f"{name} must be at least 1, got {count}")
         if self.max_clients < self.run.clients:
             raise SettingsError(
                 f"--max-clients {self.max_clients} is below --clients {self.run.clients}: "

@@ -1,211 +1,129 @@
-"""Refusals of the coordinator: one class per action that the *caller* can take.
+"""Refusals of the coordinator: one class per action that the caller can take (wire-format.md)."""
 
-Refusal
-├─ InvalidRequest        a field breaks the protocol: a bug in the client
-│  └─ BadValues          NaN, infinity or out of bound, with client and tensor
-├─ Unauthenticated       no join token, or a wrong one
-├─ WrongName             not the name in the certificate
-├─ VersionUnsupported    a protocol from the future
-├─ ClientIdTaken         the name belongs to another token, or its certificate is in use
-├─ Removed               an operator removed this site
-├─ DiskFull              no room for this upload: try again
-├─ RunFull               a reproducible run has all its clients, or --max-clients are here
-├─ TooManySamples        more claimed than --max-samples
-├─ TooManyJoins          a flood of joins: back off, then join again
-├─ TooManyCalls          one client holds too many calls open: back off
-├─ TooManyChecks         other sites are measuring: try again
-├─ UnknownClient         not of this run: join again
-├─ SessionEnded          a newer Join of the same token replaced this session
-├─ ManifestMismatch      another model: the first differing tensor is named
-├─ JoinAgain             no valid session, left, or joined before the model was known
-├─ StaleBase             other base than the step's: ask for the task again
-│  └─ StaleMask          other mask than the step's: ask for the task again
-├─ UpdateConflict        other bytes were accepted from this client
-├─ NoProgress            no byte for no_progress_s
-├─ SlotYielded           other uploads wait for the slot: ask for it again, at once
-├─ RunOver               `ssfl start`, `pause`, `resume`, `stop`, `refresh-mask` after the end
-├─ IsPaused              `ssfl start` before `ssfl resume`
-├─ NoMask                `ssfl refresh-mask` where there is none to refresh
-├─ TooFewClients         `ssfl start` before enough have joined
-└─ ModelUnusable         the run's settings do not fit this model
-
-StateError               the state directory cannot be used (not sent to clients)
-"""
+from typing import ClassVar
 
 
 class Refusal(Exception):
     """Base of errors that become a gRPC status; `reason` is the word on the wire."""
 
-    reason = "refused"
+    reason: ClassVar[str] = "refused"
+
+    def __init_subclass__(cls, reason: str) -> None:
+        cls.reason = reason
 
 
-class InvalidRequest(Refusal):
+class InvalidRequest(Refusal, reason="invalid_request"):
     """A field is missing, out of range or contradicts another."""
 
-    reason = "invalid_request"
 
-
-class BadValues(InvalidRequest):
+class BadValues(InvalidRequest, reason="bad_values"):
     """An upload holds numbers that may not enter a sum."""
 
-    reason = "bad_values"
 
-
-class Unauthenticated(Refusal):
+class Unauthenticated(Refusal, reason="unauthenticated"):
     """The call has no join token, or a wrong one."""
 
-    reason = "unauthenticated"
 
-
-class WrongName(Refusal):
+class WrongName(Refusal, reason="wrong_name"):
     """The caller's name is not in its certificate."""
 
-    reason = "wrong_name"
 
-
-class VersionUnsupported(Refusal):
+class VersionUnsupported(Refusal, reason="version_unsupported"):
     """The client speaks a newer protocol."""
-
-    reason = "version_unsupported"
 
     def __init__(self, theirs: int, ours: int) -> None:
         super().__init__(
             f"the client speaks protocol {theirs}, this coordinator speaks {ours}: "
             "install the coordinator's version at the client, or upgrade the coordinator"
         )
-        self.theirs, self.ours = theirs, ours
 
 
-class ClientIdTaken(Refusal):
+class ClientIdTaken(Refusal, reason="client_id_taken"):
     """The name belongs to another token, or a live client uses its certificate."""
 
-    reason = "client_id_taken"
 
-
-class RunFull(Refusal):
+class RunFull(Refusal, reason="run_full"):
     """The run accepts no new client: it is reproducible and complete, or has --max-clients."""
 
-    reason = "run_full"
 
-
-class Removed(Refusal):
+class Removed(Refusal, reason="removed"):
     """The site was removed from the run by an operator."""
 
-    reason = "removed"
 
-
-class DiskFull(Refusal):
+class DiskFull(Refusal, reason="disk_full"):
     """The coordinator's disk has no space for an upload now."""
 
-    reason = "disk_full"
 
-
-class TooManySamples(Refusal):
+class TooManySamples(Refusal, reason="too_many_samples"):
     """The client claims more samples than the run allows."""
 
-    reason = "too_many_samples"
 
-
-class TooManyJoins(Refusal):
+class TooManyJoins(Refusal, reason="too_many_joins"):
     """One client, or new clients together, join too often."""
 
-    reason = "too_many_joins"
 
-
-class TooManyCalls(Refusal):
+class TooManyCalls(Refusal, reason="too_many_calls"):
     """One client holds more calls open than it needs."""
 
-    reason = "too_many_calls"
 
-
-class TooManyChecks(Refusal):
+class TooManyChecks(Refusal, reason="too_many_checks"):
     """Too many concurrent or successive checks."""
 
-    reason = "too_many_checks"
 
-
-class UnknownClient(Refusal):
+class UnknownClient(Refusal, reason="unknown_client"):
     """The caller is not a member of this run."""
 
-    reason = "unknown_client"
 
-
-class SessionEnded(Refusal):
+class SessionEnded(Refusal, reason="session_ended"):
     """A newer Join of the same client replaced the caller's session."""
 
-    reason = "session_ended"
 
-
-class ManifestMismatch(Refusal):
+class ManifestMismatch(Refusal, reason="manifest_mismatch"):
     """The client built another model."""
 
-    reason = "manifest_mismatch"
 
-
-class JoinAgain(Refusal):
+class JoinAgain(Refusal, reason="join_again"):
     """The client must join again before it can work."""
 
-    reason = "join_again"
 
-
-class StaleBase(Refusal):
+class StaleBase(Refusal, reason="stale_base"):
     """The upload was made for another base or initial model."""
 
-    reason = "stale_base"
 
-
-class StaleMask(StaleBase):
+class StaleMask(StaleBase, reason="stale_mask"):
     """The upload was made under another mask, usually of an earlier epoch."""
 
-    reason = "stale_mask"
 
-
-class UpdateConflict(Refusal):
+class UpdateConflict(Refusal, reason="update_conflict"):
     """Other bytes were already accepted for this step."""
 
-    reason = "update_conflict"
 
-
-class NoProgress(Refusal):
+class NoProgress(Refusal, reason="no_progress"):
     """A transfer made no progress for too long."""
 
-    reason = "no_progress"
 
-
-class SlotYielded(Refusal):
+class SlotYielded(Refusal, reason="slot_yielded"):
     """An upload held its slot for its full time while others wait; its bytes are kept."""
 
-    reason = "slot_yielded"
 
-
-class RunOver(Refusal):
+class RunOver(Refusal, reason="run_over"):
     """There is nothing left to start or stop."""
 
-    reason = "run_over"
 
-
-class IsPaused(Refusal):
+class IsPaused(Refusal, reason="paused"):
     """The run is paused until an operator resumes it."""
 
-    reason = "paused"
 
-
-class TooFewClients(Refusal):
+class TooFewClients(Refusal, reason="too_few_clients"):
     """The run cannot begin yet."""
 
-    reason = "too_few_clients"
 
-
-class NoMask(Refusal):
+class NoMask(Refusal, reason="no_mask"):
     """There is no mask to refresh."""
 
-    reason = "no_mask"
 
-
-class ModelUnusable(Refusal):
+class ModelUnusable(Refusal, reason="model_unusable"):
     """The run's settings do not fit this model."""
-
-    reason = "model_unusable"
 
 
 class StateError(Exception):

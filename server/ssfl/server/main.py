@@ -25,21 +25,14 @@ from ssfl.program.output_dir import check_writable
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
 from ssfl.server.errors import StateError, StateGone
-from ssfl.server.loop.coordinator import Coordinator, OpenedRun, start_coordinator
+from ssfl.server.loop.coordinator import Coordinator, start_coordinator
+from ssfl.server.loop.fact_writer import Clock
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.loop.limits import check_open_files
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.run_loop import Clock, RunLoop
+from ssfl.server.loop.run_loop import RunLoop, first_of
 from ssfl.server.loop.ticker import TICK_S, tick
-from ssfl.server.recovery.recover import (
-    check_beginning,
-    check_best,
-    check_ledger,
-    check_newest,
-    load_manifest,
-    load_models,
-    open_run,
-)
+from ssfl.server.recovery import recover
 from ssfl.server.recovery.snapshot import read_snapshot
 from ssfl.server.report.outputs import Accounts, run_folder
 from ssfl.server.rpc.listen import Listener
@@ -140,7 +133,7 @@ async def _serve(
     jobs: list[asyncio.Future[Any]] = [asyncio.ensure_future(run.serve())]
     try:
         # Recover open work before the first call can arrive.
-        await _first_of([*jobs, asyncio.ensure_future(_take_up(coordinator, first))])
+        await first_of([*jobs, asyncio.ensure_future(_take_up(coordinator, first))])
         await listener.start()
         logs.log_settings(log, settings.describe(config), settings.changed(config))
         print(f"ssfl-coordinator listening on {config.host}:{listener.port}", flush=True)
@@ -157,7 +150,7 @@ async def _serve(
         jobs.append(given_up)
         if config.exit_when_done:
             jobs.append(asyncio.ensure_future(_all_delivered(run)))
-        await _first_of(jobs)
+        await first_of(jobs)
     finally:
         http_ports.health.ready = False
         await listener.stop()
@@ -183,20 +176,12 @@ async def _serve(
 
 
 async def _take_up(coordinator: Coordinator, first: FirstModel | None) -> None:
-    await coordinator.run.post(events.Recovered())
+    await coordinator.run.post(events.Signal.RECOVERED)
     if first:
         await begin_with(first, coordinator.run, coordinator.store)
 
 
-async def _first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
-    """Return when one job is done; raise the error of the first failed job in the list."""
-    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-    for job in jobs:
-        if job.done():
-            job.result()
-
-
-def _read(config: CoordinatorConfig) -> OpenedRun:
+def _read(config: CoordinatorConfig) -> recover.OpenedRun:
     """Read the state directory. Slow: run it on a worker thread."""
     directory = StateDirectory(config.state_dir)
     remove_leftovers(directory.root)
@@ -207,43 +192,40 @@ def _read(config: CoordinatorConfig) -> OpenedRun:
             "or use --fresh to move the rest aside and begin again"
         )
     spool = Spool(directory.spool, directory.accepted if config.keep_uploads else None)
-    check_beginning(directory, store, spool)
+    recover.check_beginning(directory, store, spool)
     known = read_snapshot(directory, config.run)
     journal = Journal(directory.journal, known.num_bytes)
     if journal.cut_bytes:
         log.warning("journal: a torn tail was cut", extra={"bytes": journal.cut_bytes})
     ledger = Ledger()
-    state, history = open_run(journal, config.run, ledger, known)
-    check_newest(journal, state, store)
+    state, history = recover.open_run(journal, config.run, ledger, known)
+    recover.check_newest(journal, state, store)
     spool.set_aside(*newest_counted(state))  # in case of a crash before this
     spool.drop_others(state.step.number if state.step else -1)
-    return OpenedRun(directory, state, history, journal, store, spool, ledger, known.num_bytes)
+    return recover.OpenedRun(
+        directory, state, history, journal, store, spool, ledger, known.num_bytes
+    )
 
 
 def _start(
     config: CoordinatorConfig,
-    opened: OpenedRun,
+    opened: recover.OpenedRun,
     accounts: Accounts,
     clock: Clock = time.monotonic,
     disk_space: DiskSpaceWaiter | None = None,
 ) -> Coordinator:
-    coordinator = start_coordinator(
-        opened,
-        lambda coordinator: _write(coordinator, config, accounts),
-        config.out_dir,
-        clock,
-        disk_space,
-    )
-    if manifest := load_manifest(opened.state, opened.store):
+    write = partial(_write, config=config, accounts=accounts)
+    coordinator = start_coordinator(opened, write, config.out_dir, clock, disk_space)
+    if manifest := recover.load_manifest(opened.state, opened.store):
         coordinator.run.take_up(manifest, lambda: _load(opened, manifest))
     return coordinator
 
 
-def _load(opened: OpenedRun, manifest: Manifest) -> list[ModelState]:
+def _load(opened: recover.OpenedRun, manifest: Manifest) -> list[ModelState]:
     """Load the models; warn of damaged files that the run can continue without."""
-    models = load_models(opened.state, manifest, opened.store)
-    check_best(opened.state, manifest, opened.store)
-    check_ledger(opened.directory, opened.history.account)
+    models = recover.load_models(opened.state, manifest, opened.store)
+    recover.check_best(opened.state, manifest, opened.store)
+    recover.check_ledger(opened.directory, opened.history.account)
     return models
 
 
@@ -318,8 +300,8 @@ async def _asked_to_stop(
 
 async def _drain(run: RunLoop, listener: Listener) -> None:
     log.info("stopping: no new step begins; open work is finished or kept")
-    await run.post(events.DrainAsked())
-    while (step := run.state.step) and (step.closed is not None or listener.uploads.in_flight):
+    await run.post(events.Signal.DRAIN)
+    while (step := run.state.step) and (step.closed is not None or listener.uploads.slots.held):
         await asyncio.sleep(0.05)
 
 

@@ -38,7 +38,7 @@ def test_rows_name_the_step_in_which_bytes_were_transferred(
         send(coordinator, 20)
         send(coordinator, 30, C2)
         send(coordinator, 4, C2)
-        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.post(events.Signal.STOP)
         assert coordinator.run.state.finished
         assert rows(tmp_path)[1:] == [("0", "1", "c1", 20), ("0", "1", "c2", 34)]
         send(coordinator, 500)
@@ -54,7 +54,7 @@ def test_totals_and_rows_resume_from_the_same_commit(tmp_path: Path, manifest: M
     async def first(coordinator: Coordinator) -> None:
         await begin(coordinator, manifest)
         send(coordinator, 20)
-        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.post(events.Signal.STOP)
         send(coordinator, 500)
 
     async def second(coordinator: Coordinator) -> None:
@@ -82,13 +82,13 @@ def test_rows_without_a_following_journal_record_are_truncated(
         send(coordinator, 20)
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "append", broken)
-            await coordinator.run.post(events.StopAsked())
+            await coordinator.run.post(events.Signal.STOP)
 
     async def second(coordinator: Coordinator) -> None:
         assert rows(tmp_path) == []
         assert coordinator.ledger.rows() == []
         send(coordinator, 3)
-        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.post(events.Signal.STOP)
 
     with pytest.raises(OSError, match="Input/output"):
         conduct(tmp_path, first)
@@ -102,7 +102,7 @@ def test_detail_does_not_outlive_its_step(tmp_path: Path, manifest: Manifest) ->
         await begin(coordinator, manifest)
         for number in range(200):
             send(coordinator, 1, ClientId(f"c{number}"))
-        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.post(events.Signal.STOP)
         assert not coordinator.ledger.untaken
         report = Journal(tmp_path / "journal")
         report.close()

@@ -12,6 +12,7 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.broadcast.payloads import Broadcast, Form, NotBuilt
 from ssfl.server.broadcast.tasks import Ready, initializer, task_for
 from ssfl.server.run.facts import UploadAccepted
@@ -225,17 +226,19 @@ def test_a_task_is_known_by_its_content(model: ModelState) -> None:
     assert given(TRAINING, model, base_digest=model.base_digest).task.task_digest != digest
 
 
+def phases(ready: Ready) -> list[tuple[str, int]]:
+    """Return the ledger phase and the payload bytes of every message."""
+    return [(ready.phase_of(part), num_bytes) for part, num_bytes, _ in ready.messages(0)]
+
+
 def test_every_byte_of_a_task_has_its_ledger_phase(model: ModelState) -> None:
     ready = given(TRAINING, model)
-    mask_bytes = len(ready.parts[0].data)
-    assert [ready.phase_at(at) for at in (0, mask_bytes - 1, mask_bytes)] == [
-        *("mask", "mask", "values"),
-    ]
+    mask_bytes, values_bytes = (len(part.data) for part in ready.parts)
+    assert phases(ready) == [("mask", mask_bytes), ("values", values_bytes)]
     evaluation = given(in_work(Work.EVALUATE), model)
-    assert evaluation.phase_at(0) == "mask"
-    assert evaluation.phase_at(mask_bytes) == "evaluation"
+    assert phases(evaluation) == [("mask", mask_bytes), ("evaluation", values_bytes)]
     first = given(scoring(), ModelState(model.manifest, model.initial))
-    assert first.phase_at(0) == "initial"
+    assert {phase for phase, _ in phases(first)} == {"initial"}
 
 
 # -- what a client is asked to send, by what it listed
@@ -294,9 +297,9 @@ def test_every_byte_of_a_task_has_its_ledger_encoding(model: ModelState) -> None
     assert model.values is not None
     trained = replace(model, values=model.values + np.float32(1))
     ready = asked(TRAINING, trained, Reader(ALL, coded=True))
-    mask_bytes, total = len(ready.parts[0].data), sum(len(part.data) for part in ready.parts)
-    words = [ready.encoding_at(at) for at in (0, mask_bytes - 1, mask_bytes, total - 1, total)]
-    assert words == ["bitmask", "bitmask", "reference", "reference", ""]
+    found = [(encoding_word(part.payload.encoding), size) for part, size, _ in ready.messages(0)]
+    mask_bytes, values_bytes = (len(part.data) for part in ready.parts)
+    assert found == [("bitmask", mask_bytes), ("reference", values_bytes)]
 
 
 def test_clients_that_get_other_forms_get_other_tasks(model: ModelState) -> None:

@@ -213,7 +213,7 @@ def test_a_step_that_opens_and_is_stopped_in_one_batch_does_not_fail(
         await answer_all(coordinator)
         await coordinator.run.post(spooled(coordinator, C1))
         last = spooled(coordinator, C2)
-        posts = (last, events.StopAsked(), last)
+        posts = (last, events.Signal.STOP, last)
         replies = await asyncio.gather(*(coordinator.run.post(event) for event in posts))
         assert replies == [Reply.ACCEPTED, Reply.DONE, Reply.ALREADY_ACCEPTED]
         await coordinator.run.model_written.wait()
@@ -232,7 +232,7 @@ def test_a_start_and_a_stop_in_one_batch_do_not_fail(tmp_path: Path, manifest: M
         model = ModelState(manifest, initial)
         described = events.Initialized(C1, digest, model.initial_digest.hex(), 0, "", 0, "")
         await asyncio.gather(
-            coordinator.run.post(described, model), coordinator.run.post(events.StopAsked())
+            coordinator.run.post(described, model), coordinator.run.post(events.Signal.STOP)
         )
         await coordinator.run.model_written.wait()
         assert coordinator.run.state.finished and coordinator.run.state.last_step == 1
@@ -346,7 +346,7 @@ def test_a_run_loop_that_ends_stops_waiting_for_disk_space(tmp_path: Path) -> No
 def test_a_change_of_tasks_wakes_the_clients_that_wait(tmp_path: Path, manifest: Manifest) -> None:
     async def script(coordinator: Coordinator) -> None:
         changed = coordinator.run.tasks_changed()
-        await coordinator.run.post(events.Tick())
+        await coordinator.run.post(events.Signal.TICK)
         assert not changed.is_set(), "nobody's task has changed"
         await begin(coordinator, manifest)
         assert changed.is_set()

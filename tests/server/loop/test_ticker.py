@@ -126,7 +126,7 @@ def test_a_stalled_run_that_is_paused_does_not_continue(
         await coordinator.run.post(events.PauseAsked(1.7e9))
         assert coordinator.run.state.stall is None
         waiting_log.update(1100.0)
-        await coordinator.run.post(events.ResumeAsked())
+        await coordinator.run.post(events.Signal.RESUME)
         waiting_log.update(1200.0)
 
     conduct(tmp_path, script)

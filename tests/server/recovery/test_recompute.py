@@ -45,7 +45,7 @@ async def disturbed_step(coordinator: Coordinator, chance: random.Random) -> Non
     if step.work is Work.TRAIN:
         for client in chance.sample(sorted(step.cohort), 2):
             await coordinator.run.post(events.Lost(client))
-            await coordinator.run.post(events.Tick())
+            await coordinator.run.post(events.Signal.TICK)
     while (now := coordinator.run.state.step) and now.number == step.number and now.closed is None:
         here = sorted(now.pending - coordinator.run.state.lost)
         reply = await coordinator.run.post(spooled(coordinator, chance.choice(here)))

@@ -135,10 +135,10 @@ def test_the_deadline_restarts_after_a_restart() -> None:
         if now_s == 0.0:
             world.restart()
         world.now_s = now_s
-        world.post(events.Tick())
+        world.post(events.Signal.TICK)
         assert world.state.step == step, "the time before the crash does not count"
     world.now_s = 100.0
-    world.post(events.Tick())
+    world.post(events.Signal.TICK)
     assert world.void == {step.number}
 
 

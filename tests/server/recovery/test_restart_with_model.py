@@ -151,7 +151,7 @@ def test_a_damaged_model_ends_the_coordinator_and_is_named(
     (tmp_path / name).write_bytes(data)
 
     async def script(coordinator: Coordinator) -> None:
-        await coordinator.run.post(events.Tick())
+        await coordinator.run.post(events.Signal.TICK)
         await asyncio.Event().wait()
 
     with pytest.raises(StateError, match=f"{name} does not match the journal: restore"):

@@ -20,7 +20,7 @@ def stopped(state: Path, out: Path, manifest: Manifest) -> Path:
 
     async def script(coordinator: Coordinator) -> None:
         await begin(coordinator, manifest)
-        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.post(events.Signal.STOP)
         await coordinator.run.model_written.wait()
         accounts.report(coordinator)
         accounts.report(coordinator)  # no news, or a failure just now: nothing happens

@@ -143,7 +143,7 @@ def test_in_the_last_round_and_after_the_run_it_is_too_late(
         async with operator(coordinator) as ask:
             assert await ask("refresh-mask") == ExitCode.REFUSED
             assert "the last round has begun or is done" in capsys.readouterr().err
-            await coordinator.run.post(events.StopAsked())
+            await coordinator.run.post(events.Signal.STOP)
             assert coordinator.run.state.finished
             assert await ask("refresh-mask") == ExitCode.REFUSED
             assert "over" in capsys.readouterr().err

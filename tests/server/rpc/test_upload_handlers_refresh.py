@@ -48,7 +48,7 @@ async def train(steps: Steps, *clients: ClientId) -> list[str]:
 async def renewing(steps: Steps) -> update_pb2.SparseUpdate:
     """Bring a run to its second scoring; return the header of an update of the round before."""
     await steps.training()
-    await steps.coordinator.run.post(events.RefreshAsked())
+    await steps.coordinator.run.post(events.Signal.REFRESH)
     header = steps.update_header(announced(plain(steps.base), VALUES_ONLY))
     await train(steps, C1, C2)
     await steps.reaches(Work.SCORE, 1)
@@ -129,7 +129,7 @@ def test_a_late_update_that_had_counted_is_reported_as_accepted_under_any_mask(
     async def part(steps: Steps) -> None:
         await steps.begun()
         await steps.reaches(Work.TRAIN)
-        await steps.coordinator.run.post(events.RefreshAsked())
+        await steps.coordinator.run.post(events.Signal.REFRESH)
         data = plain(steps.base + np.float32(1))
         header = steps.update_header(announced(data, VALUES_ONLY))
         await train(steps, C1, C2)

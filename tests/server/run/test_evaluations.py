@@ -45,7 +45,7 @@ def evaluated_by(world: World, correct: int, *clients: ClientId) -> None:
         report = {"evaluation": tested}
         world.post(events.UploadReceived(step.number, client, "", report=report))
     world.now_s += 100.0
-    world.post(events.Tick())
+    world.post(events.Signal.TICK)
 
 
 @pytest.mark.parametrize(

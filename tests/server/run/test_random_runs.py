@@ -70,7 +70,7 @@ class Trouble:
                 self.check_deadline()
             if self.rng.random() < 0.01:
                 self.check_pause()
-        world.post(events.ResumeAsked())
+        world.post(events.Signal.RESUME)
         world.finish_calmly()
         return world
 
@@ -156,25 +156,25 @@ class Trouble:
 
     def tick(self) -> None:
         self.world.now_s += self.rng.choice([0.5, 5.0, 20.0, 60.0])
-        self.world.post(events.Tick())
+        self.world.post(events.Signal.TICK)
 
     def restart(self) -> None:
         self.world.restart()
 
     def start(self) -> None:
-        self.world.post(events.StartAsked())
+        self.world.post(events.Signal.START)
 
     def refresh(self) -> None:
-        self.world.post(events.RefreshAsked())
+        self.world.post(events.Signal.REFRESH)
 
     def pause(self) -> None:
         self.world.post(events.PauseAsked(1.7e9))
 
     def resume(self) -> None:
-        self.world.post(events.ResumeAsked())
+        self.world.post(events.Signal.RESUME)
 
     def stop(self) -> None:
-        self.world.post(events.StopAsked())
+        self.world.post(events.Signal.STOP)
 
     # -- what must hold at any time
 
@@ -186,7 +186,7 @@ class Trouble:
         if world.settings.reproducible and not before.work.is_test:
             return
         world.now_s = world.state.step_began_s + world.settings.round_deadline_s
-        world.post(events.Tick())
+        world.post(events.Signal.TICK)
         after = world.state.step
         assert after is None or after.number > before.number or after.closed is not None
 

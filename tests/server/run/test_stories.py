@@ -95,25 +95,25 @@ class Story:
             case "left":
                 return events.Left(client, finished="finished" in names)
             case "start":
-                return events.StartAsked()
+                return events.Signal.START
             case "refresh":
-                return events.RefreshAsked()
+                return events.Signal.REFRESH
             case "pause":
                 return events.PauseAsked(1.7e9)
             case "resume":
-                return events.ResumeAsked()
+                return events.Signal.RESUME
             case "stop":
-                return events.StopAsked()
+                return events.Signal.STOP
             case "remove" | "readmit":
                 return events.RemoveAsked(client, readmit=word == "readmit")
             case "drain":
-                return events.DrainAsked()
+                return events.Signal.DRAIN
             case "stood_still":
                 return events.ProcessSuspended(float(options["seconds"]))
             case "tick":
-                return events.Tick()
+                return events.Signal.TICK
             case "recovered" | "restart":
-                return events.Recovered()
+                return events.Signal.RECOVERED
         raise ValueError(f"no such event: {text}")
 
     def _initialized(self, client: ClientId, model: str) -> Event:
@@ -151,7 +151,7 @@ def _action_line(action: Action) -> str:
         case events.OpenStep():
             return f"> open the sum of step {action.step.number}"
         case events.Fold():
-            return f"> fold {action.client} into step {action.step}"
+            return f"> fold {action.upload.client} into step {action.upload.step}"
         case events.Reduce():
             return f"> reduce step {action.step.number}: {' '.join(action.step.closed or ())}"
         case events.DropSpool():

@@ -9,8 +9,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import TooManySamples
 from ssfl.server.history.sample_warnings import SampleCounts, warn_of_majority
-from ssfl.server.run.state import Member, RunState
-from ssfl.server.run.weights import check_samples, weight_of
+from ssfl.server.run.state import Member, RunState, check_samples, weight_of
 
 ANN, BOB, EVE = ClientId("ann"), ClientId("bob"), ClientId("eve")
 PLAIN = RunSettings()

@@ -21,7 +21,7 @@ from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads import receive as module
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receive import Sent, UploadReceiver, first
+from ssfl.server.uploads.receive import UploadReceiver, first
 from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -68,12 +68,12 @@ class CheckedUpload:
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._receiving.over
 
-    def received(self, sent: Sent) -> None:
-        self._receiving.sent.append(sent.num_bytes)
+    def received(self, num_bytes: int, _seconds: float) -> None:
+        self._receiving.sent.append(num_bytes)
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
         part.check_digest(self.payload.digest)
-        return VerifiedUpload(part.values, self.payload.digest, 0, 0.0)
+        return VerifiedUpload(part.values, self.payload.digest, 0.0)
 
     async def commit(self, part: PartialUpload, _: VerifiedUpload) -> transfer_pb2.Receipt:
         self._receiving.kept.append(part.path.read_bytes())
@@ -96,7 +96,7 @@ class Receiving:
     def receiver(
         self, slots: int, no_progress_s: float, clock: Callable[[], float] = time.monotonic
     ) -> UploadReceiver:
-        parts = (self.spool, self.ledger, self.counters, self.refusals)
+        parts = (self.spool, self.ledger, self.counters, self.refusals.count_error)
         return UploadReceiver(*parts, slots, no_progress_s, clock)
 
     def stream(

@@ -129,7 +129,7 @@ def test_a_removed_client_is_for_the_operator(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_before_its_first_round_promises_no_model(tmp_path: Path) -> None:
     async def prepare(coordinator: Coordinator) -> None:
-        await coordinator.run.post(events.StopAsked())
+        await coordinator.run.post(events.Signal.STOP)
 
     def body(address: str) -> None:
         message = steps_of(coordinator=address, client_id="ann")["admission"].text

@@ -39,8 +39,7 @@ from ssfl.server.loop.first_model import begin_model, initialized
 from ssfl.server.report.outputs import run_document
 from ssfl.server.run import events, facts
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, Step
-from ssfl.server.run.weights import check_samples
+from ssfl.server.run.state import RunState, Step, check_samples
 from ssfl.server.uploads.decode import score_blocks, update_blocks
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck
@@ -161,11 +160,9 @@ class SimulatedFederation:
     def _send_task(self, client: SimulatedClient) -> tuple[Ready, ModelState]:
         """Send a client its task, with the payloads it lacks."""
         ready = self._task(client)
-        offset = 0
         for part in ready.parts:
-            phase, word = ready.phase_at(offset), ready.encoding_at(offset)
+            phase, word = ready.phase_of(part), encoding_word(part.payload.encoding)
             self._count_bytes(client.name, phase, Direction.DOWN, len(part.data), word)
-            offset += len(part.data)
         seen = self._broadcasts.broadcast_for(client.name, self._work(), self.model).model
         client.hold(ready.task, seen)
         return ready, seen
@@ -289,9 +286,9 @@ class SimulatedFederation:
 
     def _fold(self, action: events.Fold) -> None:
         assert self._sum is not None
-        self._sum.fold(action.client, action.digest, action.weight)
+        self._sum.fold(action.upload.client, action.upload.digest, action.weight)
         if self._sum.work is Work.TRAIN:  # scores are needed until the largest is known
-            del self._received[action.client]
+            del self._received[action.upload.client]
 
     def _reduce(self, step: Step) -> None:
         assert self._sum is not None

@@ -7,8 +7,9 @@ All folds run on one worker thread and never overlap. The result does not depend
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,15 +17,16 @@ import numpy.typing as npt
 
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Vector
 from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
 from ssfl.server.errors import StateError
 from ssfl.server.run.events import StepReduced
-from ssfl.server.run.outliers import outliers
+from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
 
 _BLOCK = 1 << 18  # values
+OUTLIER = 1e6  # times the median of the clients' largest scores; only a fault produces it
 
 log = logging.getLogger("ssfl.run")
 
@@ -36,7 +38,23 @@ def update_fraction_bits(step: Step) -> int:
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
 
 
-def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) -> None:
+def outliers(
+    uploads: Mapping[ClientId, UploadAccepted], closed: Iterable[ClientId]
+) -> tuple[ClientId, ...]:
+    """Return the clients in `closed` whose scores are outliers, sorted.
+
+    Scores are summed on a grid that follows the largest score, so one absurd score would flatten
+    all others. At most half of the clients can be above the median. With one or two clients, or if
+    half of them report only zeros, no client is an outlier.
+    """
+    largest = {client: uploads[client].largest for client in closed}
+    middle = median(largest.values()) if largest else 0.0
+    if not middle:
+        return ()
+    return tuple(sorted(client for client in largest if largest[client] > OUTLIER * middle))
+
+
+def _check_count(values: Vector, count: int, client: ClientId) -> None:
     """Raise StateError if a verified file has become shorter."""
     if values.size != count:
         raise StateError(
@@ -48,9 +66,7 @@ def _check_count(values: npt.NDArray[np.float32], count: int, client: ClientId) 
 class AcceptedUploads(Protocol):
     """The accepted uploads of a step: the spool, or the memory of a simulation."""
 
-    def read(
-        self, step: int, client: ClientId, digest: bytes, start: int, count: int
-    ) -> npt.NDArray[np.float32]:
+    def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
         """Return up to `count` values of an upload, from value number `start`."""
         ...
 
@@ -73,9 +89,8 @@ class StepSum:
         self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
         self._folded: set[ClientId] = set()
         self._sum: ExactSum | None = None
-        self._holders: npt.NDArray[np.int64] | None = (
-            None  # total weight of the clients that hold each value
-        )
+        # Total weight of the clients that hold each value.
+        self._holders: npt.NDArray[np.int64] | None = None
         if step.work is Work.TRAIN:
             assert model.values is not None
             self._size = model.values.size
@@ -108,7 +123,7 @@ class StepSum:
             report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
         return Finished(model, report, reduced)
 
-    def reduce(self, step: Step) -> npt.NDArray[np.float32]:
+    def reduce(self, step: Step) -> Vector:
         """Return the mean of the uploads of `step.closed` that count, and free the sum.
 
         Outlier scores are excluded. Without uploads the mean is zeros; strategies that ask no
@@ -121,7 +136,11 @@ class StepSum:
             return self._mean_scores(step)
         total = self._sum
         if total is None or not self._folded <= set(step.closed):
-            total = self._restart(step)
+            # An upload was folded that does not count: start over.
+            self._folded.clear()
+            if self._holders is not None:
+                self._holders[:] = 0
+            total = ExactSum(self._size, update_fraction_bits(step))
         for client in self._counting(step):
             if client not in self._folded:
                 self._add(total, client, step.uploads[client].digest, step.weights[client])
@@ -132,16 +151,14 @@ class StepSum:
         assert values is not None
         return np.where(self._holders > 0, mean, values)  # values that no client held do not change
 
-    def _restart(self, step: Step) -> ExactSum:
-        """Return an empty sum: an upload was folded that does not count."""
-        self._folded.clear()
-        if self._holders is not None:
-            self._holders[:] = 0
-        return ExactSum(self._size, update_fraction_bits(step))
-
-    def _mean_scores(self, step: Step) -> npt.NDArray[np.float32]:
+    def _mean_scores(self, step: Step) -> Vector:
         """Return the mean; the grid follows from the largest score that counts."""
-        self._warn_of_outliers(step)
+        effect = "its scores do not count" if self._excludes else "the mask may be its alone"
+        for client in outliers(step.uploads, step.closed or ()):
+            log.warning(
+                f"one client's largest score dwarfs those of the others: {effect}",
+                extra={"client": client, "largest": step.uploads[client].largest},
+            )
         counting = self._counting(step)
         largest = max(step.uploads[client].largest for client in counting)
         weights = step.weights
@@ -169,15 +186,6 @@ class StepSum:
         excluded = self._outliers(step)
         return [client for client in step.closed or () if client not in excluded]
 
-    def _warn_of_outliers(self, step: Step) -> None:
-        """Log the clients whose scores are outliers: the grid follows the largest score."""
-        for client in outliers(step.uploads, step.closed or ()):
-            log.warning(
-                "one client's largest score dwarfs those of the others: "
-                + ("its scores do not count" if self._excludes else "the mask may be its alone"),
-                extra={"client": client, "largest": step.uploads[client].largest},
-            )
-
     def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
         name = bytes.fromhex(digest)
         seen = self._strategy.client_state(client, self.work, self._model)
@@ -204,21 +212,17 @@ class Finished:
 
     model: ModelState
     report: Mapping[str, Any]
-    scores: npt.NDArray[np.float32] | None
+    scores: Vector | None
 
 
 def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepReduced:
     """Return the event that makes the model of a step current."""
     assert model.mask is not None and model.values is not None
     return StepReduced(
-        step,
-        model.mask_epoch,
-        model.mask.digest.hex(),
-        model.mask.num_kept,
-        model.base_digest.hex(),
-        report,
+        step, model.mask_epoch, model.mask.digest.hex(), model.mask.num_kept,
+        model.base_digest.hex(), report,
         "" if model.scored is None else model.scored_digest.hex(),
-    )
+    )  # fmt: skip
 
 
 def compare(before: Mask, after: Mask) -> dict[str, Any]:

@@ -8,23 +8,17 @@ needs it is sent the same buffer.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
-
 from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, values_digest, vector_of
+from ssfl.method.model_state import ModelState, Vector, values_digest, vector_of
 from ssfl.method.settings import RunSettings
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.uploads.encoding_choice import LOSSY, Reader
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
-
-Vector = npt.NDArray[np.float32]
 
 
 class Form(StrEnum):
@@ -46,11 +40,6 @@ class Form(StrEnum):
     WHOLE = "whole"  # no payload: the model to score
 
 
-_MASK_FORMS = (
-    Form.MASK, Form.MASK_SORTED, Form.MASK_SORTED_BY_WEIGHT, Form.MASK_DIFFERENCE,
-)  # fmt: skip
-
-
 class NotBuilt(Exception):
     """A form is needed that has not been encoded yet."""
 
@@ -68,14 +57,6 @@ class Part:
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
-    """The values that a mask keeps of the model it was agreed on: the base of its first round."""
-
-    values: Vector
-    digest: bytes
-
-
 class Broadcast:
     """The payloads of a model; `before` is the broadcast of the previous model."""
 
@@ -91,20 +72,21 @@ class Broadcast:
         self.is_personal = is_personal  # the mask is personal: its client builds it
         self._settings = settings
         self._before = before.model if before else None
-        self._mask_before = _other_mask(before, model)
+        self._mask_before: Mask | None = None  # which clients may still hold
         self._parts: dict[Form, Part] = {}
         self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
-        same_mask = before is not None and _mask_digest(before.model) == _mask_digest(model)
-        self._first: _First | None = None
-        if before and same_mask and before.model.scored_digest == model.scored_digest:
-            self._first = (
-                before._first
-            )  # a refreshed mask may equal the previous one; its base differs
+        # The values of the model that the mask was agreed on, and their digest.
+        self._first: tuple[Vector, bytes] | None = None
         self._whole_digest = model.initial_digest if model.mask is None else b""
-        if before and same_mask:
-            for form in _MASK_FORMS:
-                if form in before._parts:
-                    self._parts[form] = before._parts[form]
+        if before and _mask_digest(before.model) == _mask_digest(model):
+            self._mask_before = before._mask_before
+            self._parts = {
+                form: part for form, part in before._parts.items() if part.phase == "mask"
+            }
+            if before.model.scored_digest == model.scored_digest:
+                self._first = before._first  # not after a refresh that chose the same mask
+        elif before:
+            self._mask_before = before.model.mask
 
     def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
         """Return the serialized chunks of these parts by offset."""
@@ -164,7 +146,7 @@ class Broadcast:
         if reader.knows_references and holds_scored:
             if self._first is None:
                 raise NotBuilt(Form.FIRST)
-            if self._first.digest == model.base_digest:
+            if self._first[1] == model.base_digest:
                 return None
         holds_previous = self._values_before(request.base_digest) is not None
         if model.change and holds_previous and reader.reads(LOSSY[self._settings.value_type]):
@@ -182,26 +164,12 @@ class Broadcast:
 
     def build(self, form: Form) -> None:
         """Encode a form. Slow: runs on a worker thread."""
-        makers: dict[Form, Callable[[], Part]] = {
-            Form.INITIAL: self._initial,
-            Form.MASK: self._packed_mask,
-            Form.MASK_SORTED: lambda: self._sorted_mask(None),
-            Form.MASK_SORTED_BY_WEIGHT: lambda: self._sorted_mask(self._masked_weights()),
-            Form.MASK_DIFFERENCE: self._mask_difference,
-            Form.VALUES: self._values,
-            Form.VALUES_CHANGE: self._values_change,
-            Form.VALUES_TO_PREVIOUS: self._values_to_previous,
-            Form.VALUES_TO_FIRST: self._values_to_first,
-            Form.VALUES_TO_INITIAL: self._values_to_initial,
-            Form.VALUES_TO_NOTHING: lambda: self._coded_values(None, b""),
-            Form.RESTING: self._resting,
-        }
         if form is Form.FIRST:
             self._make_first()
         elif form is Form.WHOLE:
             self._whole_digest = self.model.whole_digest
         else:
-            self._parts[form] = makers[form]()
+            self._parts[form] = self._encoded(form)
         self.model.release()
 
     def _smallest(self, forms: list[Form]) -> Part:
@@ -214,76 +182,68 @@ class Broadcast:
             return None
         return before.values if _mask_digest(before) == _mask_digest(self.model) else None
 
-    def _make_first(self) -> _First:
+    def _make_first(self) -> tuple[Vector, bytes]:
         if self._first is None:
             values = self.model.first_base()
-            self._first = _First(values, values_digest(values))
+            self._first = values, values_digest(values)
         return self._first
 
-    def _masked_weights(self) -> Vector:
-        return self.model.initial[: self.model.manifest.num_masked]
+    def _encoded(self, form: Form) -> Part:
+        model, before = self.model, self._before
+        match form:
+            case Form.INITIAL:
+                data = values_only.encode(model.initial)
+                return _part("initial", transfer_pb2.ENCODING_DENSE, data)
+            case Form.RESTING:
+                assert model.resting is not None
+                data = blocks.encode(reference.CODE, vector_of(model.resting), model.initial)
+                encoding = transfer_pb2.ENCODING_REFERENCE
+                return _part("initial", encoding, data, model.initial_digest)
+        assert model.mask is not None
+        match form:
+            case Form.MASK:
+                return _packed(model.mask.bits, b"")
+            case Form.MASK_SORTED:
+                return self._sorted(model.mask.bits)
+            case Form.MASK_SORTED_BY_WEIGHT:
+                weights = model.initial[: model.manifest.num_masked]
+                return self._sorted(model.mask.bits, weights)
+            case Form.MASK_DIFFERENCE:
+                assert self._mask_before is not None
+                digest = self._mask_before.digest
+                bits = masks.difference(model.mask.bits, self._mask_before.bits)
+                forms = (self._sorted(bits, reference_digest=digest), _packed(bits, digest))
+                return min(forms, key=lambda part: len(part.data))
+            case Form.VALUES:
+                assert model.values is not None
+                data = values_only.encode(model.values)
+                return _part("values", transfer_pb2.ENCODING_VALUES_ONLY, data)
+            case Form.VALUES_CHANGE:
+                assert model.change is not None and before is not None
+                encoding = LOSSY[self._settings.value_type]
+                return _part("values", encoding, model.change, before.base_digest)
+            case Form.VALUES_TO_PREVIOUS:
+                assert before is not None
+                return self._coded_values(before.values, before.base_digest)
+            case Form.VALUES_TO_FIRST:
+                return self._coded_values(*self._make_first())
+            case Form.VALUES_TO_INITIAL:
+                values = model.mask.gather(model.initial)
+                return self._coded_values(values, values_digest(values))
+            case Form.VALUES_TO_NOTHING:
+                return self._coded_values(None, b"")
+        raise ValueError(f"{form} has no payload")
 
-    def _initial(self) -> Part:
-        data = values_only.encode(self.model.initial)
-        return _part("initial", transfer_pb2.ENCODING_DENSE, data)
-
-    def _packed_mask(self) -> Part:
-        assert self.model.mask is not None
-        return _packed(self.model.mask.bits, b"")
-
-    def _sorted_mask(self, weights: Vector | None) -> Part:
-        assert self.model.mask is not None
-        data = sorted_bits.encode(self.model.mask.bits, self.model.manifest.masked_shapes, weights)
-        return _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data)
-
-    def _mask_difference(self) -> Part:
-        mask, before = self.model.mask, self._mask_before
-        assert mask is not None and before is not None
-        bits = masks.difference(mask.bits, before.bits)
-        data = sorted_bits.encode(bits, self.model.manifest.masked_shapes)
-        sorted_part = _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data, before.digest)
-        return min(sorted_part, _packed(bits, before.digest), key=lambda part: len(part.data))
-
-    def _values(self) -> Part:
-        assert self.model.values is not None
-        data = values_only.encode(self.model.values)
-        return _part("values", transfer_pb2.ENCODING_VALUES_ONLY, data)
-
-    def _values_change(self) -> Part:
-        assert self.model.change is not None and self._before is not None
-        encoding = LOSSY[self._settings.value_type]
-        return _part("values", encoding, self.model.change, self._before.base_digest)
-
-    def _values_to_previous(self) -> Part:
-        assert self._before is not None
-        return self._coded_values(self._before.values, self._before.base_digest)
-
-    def _values_to_first(self) -> Part:
-        first = self._make_first()
-        return self._coded_values(first.values, first.digest)
-
-    def _values_to_initial(self) -> Part:
-        assert self.model.mask is not None
-        values = self.model.mask.gather(self.model.initial)
-        return self._coded_values(values, values_digest(values))
-
-    def _resting(self) -> Part:
-        assert self.model.resting is not None
-        data = blocks.encode(reference.CODE, vector_of(self.model.resting), self.model.initial)
-        encoding = transfer_pb2.ENCODING_REFERENCE
-        return _part("initial", encoding, data, self.model.initial_digest)
+    def _sorted(
+        self, bits: bytes, weights: Vector | None = None, reference_digest: bytes = b""
+    ) -> Part:
+        data = sorted_bits.encode(bits, self.model.manifest.masked_shapes, weights)
+        return _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data, reference_digest)
 
     def _coded_values(self, against: Vector | None, digest: bytes) -> Part:
         assert self.model.values is not None
         data = blocks.encode(reference.CODE, self.model.values, against)
         return _part("values", transfer_pb2.ENCODING_REFERENCE, data, digest)
-
-
-def _other_mask(before: Broadcast | None, model: ModelState) -> Mask | None:
-    """Return the previous mask, which clients may still hold."""
-    if before is None or _mask_digest(before.model) == _mask_digest(model):
-        return before._mask_before if before else None
-    return before.model.mask
 
 
 def _mask_digest(model: ModelState) -> bytes:
@@ -292,10 +252,8 @@ def _mask_digest(model: ModelState) -> bytes:
 
 def _packed(bits: bytes, reference_digest: bytes) -> Part:
     frame = masks.compress(bits)
-    if frame is None:
-        data = memoryview(bits)
-        return _part("mask", transfer_pb2.ENCODING_BITMASK, data, reference_digest)
-    return _part("mask", transfer_pb2.ENCODING_BITMASK_ZSTD, memoryview(frame), reference_digest)
+    packed = transfer_pb2.ENCODING_BITMASK_ZSTD if frame else transfer_pb2.ENCODING_BITMASK
+    return _part("mask", packed, memoryview(frame or bits), reference_digest)
 
 
 def _part(

@@ -7,20 +7,25 @@ sent the same buffers, so memory does not grow with the number of clients.
 import hashlib
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.aggregate.step_sum import update_fraction_bits
 from ssfl.server.broadcast.payloads import Broadcast, Form, Part
 from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import mask_pb2, transfer_pb2
+from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2
 
 CHUNK_BYTES = 1 << 16  # gRPC holds one copy per client that is being sent a chunk
+
+
+def settings_to_message(settings: RunSettings) -> settings_pb2.RunSettings:
+    """Return the run settings as they are sent in Join, with the same field names."""
+    return settings_pb2.RunSettings(**asdict(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,8 @@ class Ready:
     phase: str  # ledger phase of the header
     serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, shared by all clients
 
-    def messages(self, offset: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (offset, payload bytes, serialized message) of every chunk from `offset`.
+    def messages(self, offset: int) -> Iterator[tuple[Part, int, bytes]]:
+        """Yield (part, payload bytes, serialized message) of every chunk from `offset`.
 
         A part is cut at multiples of CHUNK_BYTES; a resumed download begins with a shorter chunk.
         """
@@ -47,29 +52,13 @@ class Ready:
                     message = _chunk(offset, bytes(part.data[begin:end]))
                     if begin % CHUNK_BYTES == 0:
                         self.serialized[offset] = message
-                yield offset, end - begin, message
+                yield part, end - begin, message
                 offset = start + end
             start += len(part.data)
 
-    def phase_at(self, offset: int) -> str:
-        """Return the ledger phase of the byte at `offset` of the payloads."""
-        part = self._part_at(offset)
-        if part and (part.phase == "mask" or self.phase == "initial"):
-            return part.phase
-        return self.phase
-
-    def encoding_at(self, offset: int) -> str:
-        """Return the ledger's encoding name for the byte at `offset` of the payloads."""
-        part = self._part_at(offset)
-        return encoding_word(part.payload.encoding) if part else ""
-
-    def _part_at(self, offset: int) -> Part | None:
-        end = 0
-        for part in self.parts:
-            end += len(part.data)
-            if offset < end:
-                return part
-        return None
+    def phase_of(self, part: Part) -> str:
+        """Return the ledger phase of the bytes of a part."""
+        return part.phase if part.phase == "mask" or self.phase == "initial" else self.phase
 
 
 def _chunk(offset: int, data: bytes) -> bytes:
@@ -131,11 +120,7 @@ def task_for(
 
 
 def _score(
-    state: RunState,
-    step: Step,
-    broadcast: Broadcast,
-    request: pb.NextTaskRequest,
-    reader: Reader,
+    state: RunState, step: Step, broadcast: Broadcast, request: pb.NextTaskRequest, reader: Reader
 ) -> tuple[pb.ScoreTask, tuple[Part, ...]]:
     """Return the task and the payloads that the client lacks."""
     model, strategy = broadcast.model, strategy_for(state.settings)
@@ -157,7 +142,10 @@ def _score(
         part = broadcast.part(Form.INITIAL)
         work.initial.CopyFrom(part.payload)
         parts = (part,)
-        request = _holding_initial(request, model.initial_digest)
+        held = pb.NextTaskRequest()
+        held.CopyFrom(request)
+        held.initial_digest = model.initial_digest  # it comes with this task
+        request = held
     if model.mask is not None:
         parts += _set_model(work, broadcast, request, reader)
         work.resting_digest = model.resting_digest
@@ -165,14 +153,6 @@ def _score(
             work.resting.CopyFrom(resting.payload)
             parts += (resting,)
     return work, parts
-
-
-def _holding_initial(request: pb.NextTaskRequest, digest: bytes) -> pb.NextTaskRequest:
-    """Return the request of a client that gets the initial weights with the same task."""
-    request_with_initial = pb.NextTaskRequest()
-    request_with_initial.CopyFrom(request)
-    request_with_initial.initial_digest = digest
-    return request_with_initial
 
 
 def _finish(

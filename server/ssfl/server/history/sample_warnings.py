@@ -6,8 +6,7 @@ Counts are claims of the clients. --max-samples limits their effect; this module
 import logging
 
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.run.state import Member, RunState
-from ssfl.server.run.weights import weight_of
+from ssfl.server.run.state import Member, RunState, weight_of
 
 log = logging.getLogger("ssfl.run")
 

@@ -12,32 +12,17 @@ from ssfl.server.accounting.ledger_file import LedgerFile
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.history.live_entries import LiveEntries
 from ssfl.server.history.run_history import Newest
-from ssfl.server.loop.fact_writer import FactWriter
+from ssfl.server.loop.fact_writer import Clock, FactWriter
 from ssfl.server.loop.presence import PresenceTable
-from ssfl.server.loop.recorder import Recorder
 from ssfl.server.loop.refusals import Refusals
-from ssfl.server.loop.run_loop import Clock, RunLoop
+from ssfl.server.loop.run_loop import Recorder, RunLoop
 from ssfl.server.loop.step_jobs import StepJobs
-from ssfl.server.run.state import RunState
-from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter, StateDisk
-from ssfl.server.storage.journal import Journal
+from ssfl.server.recovery.recover import OpenedRun
+from ssfl.server.storage.contracts import Log
+from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedRun:
-    """A run as read from its state directory."""
-
-    directory: StateDirectory
-    state: RunState
-    history: Newest
-    journal: Journal
-    store: Store
-    spool: Spool
-    ledger: Ledger
-    snapshot_bytes: int = 0  # length of the journal that the snapshot covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +31,7 @@ class Coordinator:
 
     run: RunLoop
     directory: StateDirectory
-    journal: Journal
+    journal: Log
     store: Store
     spool: Spool
     ledger: Ledger
@@ -70,21 +55,20 @@ def start_coordinator(
 ) -> Coordinator:
     """Return the parts of a coordinator; `write_model` writes the run's results to `out_dir`."""
     disk_space = disk_space or DiskSpaceWaiter()
-    state, ledger = opened.state, opened.ledger
+    ledger = opened.ledger
     ledger_file = LedgerFile(opened.directory.ledger, opened.history.account[1])
-    disk = StateDisk(Disk("--state-dir", opened.directory.root), disk_space)
-    out_disk = Disk("--out-dir", out_dir)
+    disk = Disk("--state-dir", opened.directory.root, disk_space)
+    out_disk = Disk("--out-dir", out_dir, disk_space)
     connections, counters, live_entries = Connections(ledger), ProcessCounters(), LiveEntries()
-    counters.begin(state, ledger)
+    counters.begin(opened.state, ledger)
     refusals = Refusals(clock, lambda name: ClientId(name) in run.state.members)
-    writer = FactWriter(opened.journal, ledger_file, disk, ledger, connections, counters, clock)
+    writer = FactWriter(opened, ledger_file, disk, connections, counters, clock)
     jobs = StepJobs(
-        state.settings, opened.directory, opened.journal, opened.store, opened.spool, disk, ledger,
-        writer.times, lambda: disk_space.wait_for(lambda: write_model(coordinator), out_disk),
-        opened.snapshot_bytes,
+        opened, disk, writer.times,
+        lambda: out_disk.retry_while_full(lambda: write_model(coordinator)),
     )  # fmt: skip
     recorder = Recorder(opened.history, live_entries, refusals)
-    run = RunLoop(state, writer, jobs, recorder, disk_space, clock)
+    run = RunLoop(opened.state, writer, jobs, recorder, disk_space, clock)
     coordinator = Coordinator(
         run, opened.directory, opened.journal, opened.store, opened.spool, ledger, ledger_file,
         opened.history, live_entries, connections, refusals, counters, PresenceTable(), disk_space,

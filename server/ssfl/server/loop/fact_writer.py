@@ -9,20 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ssfl.server.accounting.kernel_bytes import Connections
-from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import LedgerFile
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.history.timing import StepTimes
+from ssfl.server.recovery.recover import OpenedRun
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.contracts import Log
-from ssfl.server.storage.disk_full import StateDisk
+from ssfl.server.storage.disk_full import Disk
 
 Clock = Callable[[], float]
-_WITH_TOTALS = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
 # Facts that end a step, or a period without one.
-_ENDS = (*_WITH_TOTALS, facts.StepStarted, facts.StepVoided)
+_ENDS = (*facts.WITH_BYTES, facts.StepStarted, facts.StepVoided)
 
 
 class FactWriter:
@@ -30,19 +28,17 @@ class FactWriter:
 
     def __init__(
         self,
-        journal: Log,
+        opened: OpenedRun,
         ledger_file: LedgerFile,
-        disk: StateDisk,
-        ledger: Ledger,
+        disk: Disk,
         connections: Connections,
         counters: ProcessCounters,
         clock: Clock,
     ) -> None:
         self.times = StepTimes(clock)
-        self._journal = journal
+        self._journal, self._ledger = opened.journal, opened.ledger
         self._ledger_file = ledger_file
         self._disk = disk
-        self._ledger = ledger
         self._connections = connections
         self._counters = counters
         self._clock = clock
@@ -88,7 +84,7 @@ class FactWriter:
             account = {"ledger": totals, "ledger_bytes": length}
             written = [
                 replace(fact, report={**fact.report, **account})
-                if isinstance(fact, _WITH_TOTALS)
+                if isinstance(fact, facts.WITH_BYTES)
                 else fact
                 for fact in timed
             ]

@@ -5,39 +5,29 @@ and every client's model is compared with them.
 """
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.method.errors import DensityError, ModelFileError
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest, Role
-from ssfl.method.model_state import ModelState, values_digest
+from ssfl.method.model_state import ModelState, Vector, values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.model_io.network_settings import apply_recorded, network_of
 from ssfl.program.model_io.stored_model import read_initial
-from ssfl.server.broadcast.tasks import initializer
-from ssfl.server.errors import JoinAgain, ModelUnusable, StateError
+from ssfl.server.errors import ModelUnusable, StateError
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
-from ssfl.server.run.events import Reply
-from ssfl.server.run.state import Member
 from ssfl.server.storage.model_store import Store
 
-Check = Callable[[], None]  # raises JoinAgain when a build is no longer wanted
 
-
-def begin_model(
-    settings: RunSettings, manifest: Manifest, initial: npt.NDArray[np.float32]
-) -> ModelState:
+def begin_model(settings: RunSettings, manifest: Manifest, initial: Vector) -> ModelState:
     """Return the run's state before any step; raise ModelUnusable if the settings do not fit."""
     statistics = [tensor.name for tensor in manifest.tensors if tensor.role is Role.BUFFER]
     if statistics and settings.value_type != "float32":
@@ -55,83 +45,9 @@ def initialized(author: ClientId, model: ModelState) -> events.Initialized:
     """Return the event that makes a model the run's."""
     mask = model.mask
     return events.Initialized(
-        author,
-        model.manifest.digest.hex(),
-        model.initial_digest.hex(),
-        model.mask_epoch,
-        mask.digest.hex() if mask else "",
-        mask.num_kept if mask else 0,
-        model.base_digest.hex(),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """A build in progress."""
-
-    key: tuple[object, ...]
-    abandoned: threading.Event
-    reply: asyncio.Future[Reply]
-
-
-class Builds:
-    """Builds the model that the chosen client describes, one build at a time.
-
-    A build ends when its client is no longer the chosen one, or describes another model. A new
-    description waits for at most one block of values of the build it replaces, so two models are
-    never in memory. A repeated call shares the build.
-    """
-
-    def __init__(self, run_loop: RunLoop) -> None:
-        self._run_loop = run_loop
-        self._current: _Build | None = None
-
-    def check_asked(self, member: Member) -> None:
-        """Raise JoinAgain unless this client was asked to describe the model it joined with."""
-        asked = initializer(self._run_loop.state)
-        if asked is None or asked.client != member.client:
-            raise JoinAgain("another client was asked to describe the model: join again")
-        if asked.manifest_digest != member.manifest_digest:
-            raise JoinAgain(f"{member.client} has joined with another model since: join again")
-
-    async def reply(
-        self, member: Member, initial_digest: bytes, build: Callable[[Check], Awaitable[Reply]]
-    ) -> Reply:
-        """Return the run's reply to the model that `build` builds; raise JoinAgain if not wanted.
-
-        A cancelled caller does not end the build: the client asks again after a lost connection.
-        """
-        key = (member.client, member.manifest_digest, initial_digest)
-        while (current := self._current) and not current.reply.done():
-            if current.key == key:
-                return await asyncio.shield(current.reply)
-            current.abandoned.set()
-            await asyncio.wait({current.reply})
-        self.check_asked(member)
-        abandoned = threading.Event()
-
-        def check() -> None:
-            if abandoned.is_set():
-                raise JoinAgain(
-                    "another description of the model has replaced this one: join again"
-                )
-            self.check_asked(member)
-
-        async def built() -> Reply:
-            try:
-                return await build(check)
-            finally:
-                abandoned.set()  # let the thread end when the coordinator does
-
-        self._current = _Build(key, abandoned, asyncio.ensure_future(built()))
-        self._current.reply.add_done_callback(_retrieve)
-        return await asyncio.shield(self._current.reply)
-
-
-def _retrieve(reply: asyncio.Future[Reply]) -> None:
-    """Retrieve the exception, which asyncio would log if the caller is gone."""
-    if not reply.cancelled():
-        reply.exception()
+        author, model.manifest.digest.hex(), model.initial_digest.hex(), model.mask_epoch,
+        mask.digest.hex() if mask else "", mask.num_kept if mask else 0, model.base_digest.hex(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +56,7 @@ class FirstModel:
 
     path: Path
     manifest: Manifest
-    initial: npt.NDArray[np.float32]
+    initial: Vector
     settings: RunSettings
 
 

@@ -1,9 +1,9 @@
 """The answer to INITIALIZE: the run's model, described by its first client."""
 
 import asyncio
-
-import numpy as np
-import numpy.typing as npt
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from ssfl.codec import values_only
 from ssfl.durable.failpoints import failpoint
@@ -11,8 +11,9 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
+from ssfl.server.broadcast.tasks import initializer
 from ssfl.server.errors import InvalidRequest, JoinAgain, ManifestMismatch
-from ssfl.server.loop.first_model import Builds, Check, begin_model, initialized
+from ssfl.server.loop.first_model import begin_model, initialized
 from ssfl.server.loop.limits import Limits
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run.events import Reply
@@ -21,27 +22,89 @@ from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receipts import receipt_of
-from ssfl.server.uploads.receive import Sent
+from ssfl.server.uploads.step_upload import receipt_of
 from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, verify_plain
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
+Check = Callable[[], None]  # raises JoinAgain when a build is no longer wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """A build in progress."""
+
+    key: tuple[object, ...]
+    abandoned: threading.Event
+    reply: asyncio.Future[Reply]
+
 
 class ModelDescriptions:
-    """Admits descriptions of the run's model."""
+    """Admits descriptions of the run's model, and builds the model of the chosen client.
+
+    One model is built at a time. A build ends when its client is no longer the chosen one, or
+    describes another model. A new description waits for at most one block of values of the build
+    it replaces, so two models are never in memory. A repeated call shares the build.
+    """
 
     def __init__(self, run: RunLoop, spool: Spool, store: Store, limits: Limits) -> None:
         self.run = run
         self.spool = spool
         self.store = store
         self.limits = limits
-        self.builds = Builds(run)
+        self._current: _Build | None = None
 
     def receipt_if_known(self) -> transfer_pb2.Receipt | None:
         """Return the receipt if the run has its model; None while it wants one."""
         known = self.run.state.manifest_digest
         return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
+
+    def check_asked(self, member: Member) -> None:
+        """Raise JoinAgain unless this client was asked to describe the model it joined with."""
+        asked = initializer(self.run.state)
+        if asked is None or asked.client != member.client:
+            raise JoinAgain("another client was asked to describe the model: join again")
+        if asked.manifest_digest != member.manifest_digest:
+            raise JoinAgain(f"{member.client} has joined with another model since: join again")
+
+    async def reply(
+        self, member: Member, initial_digest: bytes, build: Callable[[Check], Awaitable[Reply]]
+    ) -> Reply:
+        """Return the run's reply to the model that `build` builds; raise JoinAgain if not wanted.
+
+        A cancelled caller does not end the build: the client asks again after a lost connection.
+        """
+        key = (member.client, member.manifest_digest, initial_digest)
+        while (current := self._current) and not current.reply.done():
+            if current.key == key:
+                return await asyncio.shield(current.reply)
+            current.abandoned.set()
+            await asyncio.wait({current.reply})
+        self.check_asked(member)
+        abandoned = threading.Event()
+
+        def check() -> None:
+            if abandoned.is_set():
+                raise JoinAgain(
+                    "another description of the model has replaced this one: join again"
+                )
+            self.check_asked(member)
+
+        async def built() -> Reply:
+            try:
+                return await build(check)
+            finally:
+                abandoned.set()  # let the thread end when the coordinator does
+
+        self._current = _Build(key, abandoned, asyncio.ensure_future(built()))
+        self._current.reply.add_done_callback(_retrieve)
+        return await asyncio.shield(self._current.reply)
+
+
+def _retrieve(reply: asyncio.Future[Reply]) -> None:
+    """Retrieve the exception, which asyncio would log if the caller is gone."""
+    if not reply.cancelled():
+        reply.exception()
 
 
 class InitialUpload:
@@ -72,7 +135,7 @@ class InitialUpload:
         """Check a header against the run; return the upload, or the receipt that ends it."""
         if receipt := descriptions.receipt_if_known():
             return receipt
-        descriptions.builds.check_asked(member)
+        descriptions.check_asked(member)
         manifest = Manifest.from_json(header.manifest)
         descriptions.limits.check_model(manifest)
         if manifest.digest.hex() != member.manifest_digest:
@@ -83,14 +146,13 @@ class InitialUpload:
         """Raise InvalidRequest unless the announced payload is valid for the weights."""
         num_bytes = values_only.encoded_bytes(self._manifest.size)
         check_payload(self.payload, {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)})
-        self._descriptions.spool.drop_clients_but(
-            self.client, 0
-        )  # of earlier clients that were asked
+        # Of clients that were asked earlier.
+        self._descriptions.spool.drop_clients_but(self.client, 0)
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._descriptions.receipt_if_known()
 
-    def received(self, sent: Sent) -> None:
+    def received(self, num_bytes: int, seconds: float) -> None:
         """The history has no entry for a description."""
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
@@ -99,15 +161,12 @@ class InitialUpload:
 
     async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
         """Store the model that was sent, and post it."""
-        receipt = await self._commit(found)
+        receipt = await self.commit_model(found)
         part.drop()
         return receipt
 
-    async def commit_from_seed(self) -> transfer_pb2.Receipt:
-        """Build the model from the run's seed, store it, and post it."""
-        return await self._commit(None)
-
-    async def _commit(self, found: VerifiedUpload | None) -> transfer_pb2.Receipt:
+    async def commit_model(self, found: VerifiedUpload | None = None) -> transfer_pb2.Receipt:
+        """Store and post the model: as sent or, without an upload, built from the run's seed."""
         if receipt := self.receipt_if_unwanted():
             return receipt
 
@@ -117,7 +176,7 @@ class InitialUpload:
             return await self._descriptions.run.post(initialized(self.client, model), model)
 
         digest = self._header.initial_digest
-        reply = await self._descriptions.builds.reply(self._member, digest, build)
+        reply = await self._descriptions.reply(self._member, digest, build)
         failpoint("ack.initial")
         if reply is Reply.CONFLICT:  # another client described another model first
             raise JoinAgain("the run's model is known now: join again to compare it with yours")
@@ -126,11 +185,10 @@ class InitialUpload:
     def _build(self, found: VerifiedUpload | None, check: Check) -> ModelState:
         """Store and return the run's model before its first step, unless `check` raises."""
         settings, store = self._descriptions.run.state.settings, self._descriptions.store
-        initial: npt.NDArray[np.float32]
-        if found is None:
-            initial = initial_vector(self._manifest, settings.seed, check)
-        else:
+        if found:
             initial = found.values.read(0, self._manifest.size)
+        else:
+            initial = initial_vector(self._manifest, settings.seed, check)
         if values_digest(initial) != self._header.initial_digest:
             raise ManifestMismatch(
                 "the initial weights rebuilt from the seed differ from the client's: "

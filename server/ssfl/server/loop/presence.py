@@ -62,9 +62,7 @@ class PresenceTable:
     def alive(self, client: ClientId, now_s: float) -> bool:
         """Return True if the client has an open call or was heard from within 30 s."""
         presence = self._presence.get(client)
-        if presence is None:
-            return False
-        return presence.open_calls > 0 or now_s - presence.last_seen_s < LOST_AFTER_S
+        return presence is not None and presence.silent_s(now_s) < LOST_AFTER_S
 
     def task_times(
         self, client: ClientId, step: int, began_s: float, now_s: float

@@ -40,9 +40,8 @@ class Refusals:
         self._members: set[str] = set()
         self._strangers: set[str] = set()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._logged: dict[
-            tuple[str, str], tuple[float, int]
-        ] = {}  # time of the last log line, and the count then
+        # Time of the last log line, and the count then.
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
 
     def count(self, client: str, reason: str, text: str, **where: Any) -> None:
         """Count a refusal; log it unless one was logged within the last minute."""

@@ -12,12 +12,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.server.broadcast.tasks import initializer
-from ssfl.server.loop.fact_writer import FactWriter
-from ssfl.server.loop.recorder import Recorder
+from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
+from ssfl.server.history.run_history import Newest
+from ssfl.server.history.run_log import log_fact, log_mask
+from ssfl.server.loop.fact_writer import Clock, FactWriter
+from ssfl.server.loop.refusals import OUTLIER, Refusals
 from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Action, Event, Persist, Reply
@@ -26,14 +30,37 @@ from ssfl.server.run.state import RunState, Step
 from ssfl.server.run.waiting import waiting_for
 from ssfl.server.storage.disk_full import DiskSpaceWaiter
 
-Clock = Callable[[], float]
-
 
 @dataclass(slots=True)
 class _Posted:
     event: Event
     model: ModelState | None
     reply: asyncio.Future[Reply]
+
+
+class Recorder:
+    """Records published facts in the history, in the log and for the status page."""
+
+    def __init__(self, history: Newest, live_entries: LiveEntries, refusals: Refusals) -> None:
+        self.history = history
+        self._live_entries = live_entries
+        self._refusals = refusals
+
+    def add(
+        self, fact: facts.Fact, state: RunState, model: ModelState | None, journal_bytes: int
+    ) -> None:
+        """Record a fact; `state` and `model` are those after it."""
+        history = self.history
+        history.add(fact)
+        log_fact(fact, state, history)
+        if not isinstance(fact, facts.StepCommitted):
+            return
+        if entry := history.newest_entry:
+            self._live_entries.add(HistoryEntry(fact.step, *entry), journal_bytes)
+        if model and model.mask and history.newest_mask.get("step") == fact.step:
+            log_mask(model.mask, model.manifest, history)
+        for client in fact.report.get("outliers", []):
+            self._refusals.count(client, OUTLIER, f"the scores of {client} did not count")
 
 
 class RunLoop:
@@ -50,9 +77,8 @@ class RunLoop:
     ) -> None:
         self.state = state
         self.model: ModelState | None = None
-        self.published_journal_bytes = (
-            writer.journal_bytes
-        )  # length of the journal that state and history reflect
+        # Length of the journal that state and history reflect.
+        self.published_journal_bytes = writer.journal_bytes
         self.model_written = asyncio.Event()
         self.clock = clock
         self._writer = writer
@@ -135,10 +161,7 @@ class RunLoop:
         """Handle events until cancelled; raise what a worker raised."""
         handling = asyncio.ensure_future(self._handle())
         try:
-            await asyncio.wait({handling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (self._failure, handling):
-                if task.done():
-                    task.result()
+            await first_of([self._failure, handling])
         except asyncio.CancelledError:
             handling.cancel()
             full = bool(self._disk_space.blocked_on)
@@ -215,17 +238,18 @@ class RunLoop:
         return await self._writer.write(new_facts, self.state, num_values)
 
     def _do(self, action: Action) -> None:
+        """Start an action. Jobs read the model when they run: it may not be loaded earlier."""
         match action:
             case Persist():
                 pass
             case events.OpenStep():
-                self._work(lambda: self._jobs.open_step(action.step, self))
+                self._work(lambda: self._jobs.open_step(action.step, self.model))
             case events.Fold():
                 self._work(lambda: self._jobs.fold(action))
             case events.Reduce():
                 self._reduce(action.step)
             case events.DropSpool():
-                self._work(lambda: self._jobs.drop(action.step, self))
+                self._work(lambda: self._jobs.drop(action.step, self.state))
             case events.KeepBest():
                 self._work(lambda: self._jobs.keep_best(action.best.step))
             case events.WriteModel():
@@ -235,7 +259,7 @@ class RunLoop:
         loop = asyncio.get_running_loop()
 
         def job() -> None:
-            event, model = self._jobs.reduce(step, self)
+            event, model = self._jobs.reduce(step, self.model)
             asyncio.run_coroutine_threadsafe(self.post(event, model), loop)
 
         self._work(job)
@@ -256,6 +280,14 @@ class RunLoop:
                 then()
 
         future.add_done_callback(done)
+
+
+async def first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
+    """Return when one job is done; raise the error of the first failed job in the list."""
+    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    for job in jobs:
+        if job.done():
+            job.result()
 
 
 def _tasks_key(state: RunState) -> tuple[object, ...]:

@@ -5,74 +5,46 @@ The jobs run one at a time, in the order the run loop starts them. None of them 
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from ssfl.durable.failpoints import failpoint
 from ssfl.method.model_state import ModelState
-from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
 from ssfl.program.malloc import MemoryReclaimer, trim_heap
-from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.aggregate.step_sum import StepSum, reduced
 from ssfl.server.history.timing import StepTimes
+from ssfl.server.recovery.recover import OpenedRun
 from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
 from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.state import RunState, Step
-from ssfl.server.storage.contracts import Log
-from ssfl.server.storage.disk_full import StateDisk
-from ssfl.server.storage.model_store import Store
-from ssfl.server.storage.spool import Spool, check_stored
-from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.server.storage.disk_full import Disk
+from ssfl.server.storage.spool import check_stored
 
 log = logging.getLogger(__name__)
-
-
-class Published(Protocol):
-    """The state published by the run loop."""
-
-    @property
-    def state(self) -> RunState: ...
-    @property
-    def model(self) -> ModelState | None: ...
 
 
 class StepJobs:
     """The jobs of one run. Not thread-safe: use one thread."""
 
     def __init__(
-        self,
-        settings: RunSettings,
-        directory: StateDirectory,
-        journal: Log,
-        store: Store,
-        spool: Spool,
-        disk: StateDisk,
-        ledger: Ledger,
-        times: StepTimes,
-        write_model: Callable[[], None],
-        snapshot_bytes: int = 0,
+        self, opened: OpenedRun, disk: Disk, times: StepTimes, write_model: Callable[[], None]
     ) -> None:
-        """`write_model` writes the results; a snapshot covers `snapshot_bytes` of the journal."""
+        """`write_model` writes the results."""
         self.write_model = write_model
-        self._settings = settings
-        self._directory = directory
-        self._journal = journal
-        self._store = store
-        self._spool = spool
+        self._settings = opened.state.settings
+        self._opened = opened
+        self._store, self._spool = opened.store, opened.spool
         self._disk = disk
-        self._ledger = ledger
         self._times = times
-        self._snapshot_bytes = snapshot_bytes
-        self._strategy = strategy_for(settings)
+        self._snapshot_bytes = opened.snapshot_bytes
+        self._strategy = strategy_for(self._settings)
         self._garbage = MemoryReclaimer()
         self._sum: StepSum | None = None
 
-    def open_step(self, step: Step, published: Published) -> None:
+    def open_step(self, step: Step, model: ModelState | None) -> None:
         """Begin the sum of a step."""
         failpoint("sum.open")
-        model = published.model  # read here: after a restart the model may not be loaded earlier
         assert model is not None
         policy = self._settings.score_outliers
         self._sum = StepSum(step, model, self._spool, self._strategy, policy)
@@ -83,16 +55,20 @@ class StepJobs:
     def fold(self, action: events.Fold) -> None:
         """Add an accepted upload to the sum."""
         failpoint("sum.fold")
-        digest = bytes.fromhex(action.digest)
-        check_stored(self._spool.stored(action.step, action.client, digest), action.stored)
-        self._current().fold(action.client, action.digest, action.weight)
+        upload = action.upload
+        values = self._spool.stored(upload.step, upload.client, bytes.fromhex(upload.digest))
+        check_stored(values, upload.stored)
+        assert self._sum is not None
+        self._sum.fold(upload.client, upload.digest, action.weight)
 
-    def reduce(self, step: Step, published: Published) -> tuple[events.StepReduced, ModelState]:
+    def reduce(
+        self, step: Step, before: ModelState | None
+    ) -> tuple[events.StepReduced, ModelState]:
         """Compute and store the next model; return it with the event that makes it current."""
         failpoint("sum.reduce")
         trim_heap()  # frees the space of the uploads for the sum
-        total, before = self._current(), published.model
-        finished = total.finish(step)
+        assert self._sum is not None
+        finished = self._sum.finish(step)
         self._sum = None
         self._times.sum()
         self._disk.retry_while_full(lambda: self._store.save_step(step.number, finished.model))
@@ -108,29 +84,24 @@ class StepJobs:
             )
         return reduced(step.number, result, finished.report), result
 
-    def drop(self, step: int, published: Published) -> None:
+    def drop(self, step: int, state: RunState) -> None:
         """Remove files of a step that has ended."""
-        state = published.state
         self._disk.retry_while_full(lambda: self._spool.set_aside(*newest_counted(state)))
         self._spool.drop_through(step)
         self._store.drop_older(state.model_step, state.mask_epoch)
-        self._garbage.passed(sum(row["payload_bytes"] for row in self._ledger.rows()))
+        self._garbage.passed(sum(row["payload_bytes"] for row in self._opened.ledger.rows()))
         self._keep_snapshot()
 
     def keep_best(self, step: int) -> None:
         """Keep the values of a step as the best so far."""
         self._disk.retry_while_full(lambda: self._store.keep_best(step))
 
-    def _current(self) -> StepSum:
-        assert self._sum is not None
-        return self._sum
-
     def _keep_snapshot(self) -> None:
-        length = self._journal.num_bytes
+        length = self._opened.journal.num_bytes
         if length - self._snapshot_bytes < EVERY_BYTES:
             return
         self._snapshot_bytes = length
         try:
-            write_snapshot(self._directory, self._settings, length)
+            write_snapshot(self._opened.directory, self._settings, length)
         except OSError as error:  # only the next restart is slower
             log.warning("cannot write a snapshot: %s", error)

@@ -33,7 +33,7 @@ async def tick(coordinator: Coordinator) -> None:
             looked_s = now_s
             await run.check_ours()
         await look_for_lost(coordinator)
-        await run.post(events.Tick())
+        await run.post(events.Signal.TICK)
         waiting_log.update(now_s)
 
 

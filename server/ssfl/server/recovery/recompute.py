@@ -26,17 +26,13 @@ from ssfl.server.recovery.recover import load_model, with_scored
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState, Step
-from ssfl.server.storage.kept_uploads import KeptUploads
 from ssfl.server.storage.model_store import Store
-from ssfl.server.storage.spool import check_stored
+from ssfl.server.storage.spool import KeptUploads, check_stored
 from ssfl.server.storage.state_directory import StateDirectory
-from ssfl.server.storage.upload_files import StoredValues
-from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of
+from ssfl.server.uploads.verify import BlockCheck, ScoreCheck, ValueCheck, largest_of
 
 PLAIN = ("values_only", "dense")  # encodings in which the stored file has the digest of the upload
 VALUE_BYTES = 4
-
-_HAVE_BYTES = (facts.StepCommitted, facts.RunFinished, facts.BytesCounted)
 
 OnUpload = Callable[[Step, int], None]  # step, number of its uploads read so far
 
@@ -100,7 +96,7 @@ class Refold:
         except (ValueError, KeyError) as error:
             kind = type(fact).__name__
             raise StateError(f"the journal cannot be replayed: {kind}: {error}") from error
-        if isinstance(fact, _HAVE_BYTES) and "ledger" in fact.report:
+        if isinstance(fact, facts.WITH_BYTES) and "ledger" in fact.report:
             self.account = fact.report["ledger"], fact.report["ledger_bytes"]
         match fact:
             case facts.ModelInitialized():
@@ -128,11 +124,8 @@ class Refold:
         if model is None:
             return _result(step, StepVerdict.NOT_KEPT, state, "the model before it is not stored")
         made = reduced(step.number, model, {})
-        return _result(
-            step,
-            StepVerdict.CLOSED,
-            replace(state, mask_digest=made.mask_digest, base_digest=made.base_digest),
-        )
+        state = replace(state, mask_digest=made.mask_digest, base_digest=made.base_digest)
+        return _result(step, StepVerdict.CLOSED, state)
 
     def _begin(self, fact: facts.ModelInitialized) -> None:
         try:
@@ -149,45 +142,36 @@ class Refold:
             self.problems.append("the run's settings make another beginning than the journal's")
 
     def _committed(self, before: RunState, step: Step, fact: facts.StepCommitted) -> StepResult:
-        if step.work.is_test:
-            return self._tested(before, step)
+        state = self.state
+        if step.work.is_test:  # it must not change the model
+            same = (before.mask_digest, before.base_digest) == (
+                state.mask_digest,
+                state.base_digest,
+            )
+            problem = "" if same else "a test changed the model"
+            return _result(step, _verdict(problem), state, problem)
+        model, problem = None, ""
         try:
             model = self._refold(before, step)
         except FileNotFoundError as error:
-            self._model = None
+            verdict = StepVerdict.NOT_KEPT
             if self._uploads.holds(step.number):
-                return _result(step, StepVerdict.MISSING, self.state, str(error))
-            return _result(step, StepVerdict.NOT_KEPT, self.state)
+                verdict, problem = StepVerdict.MISSING, str(error)
         except _Unsound as error:
-            self._model = None
-            return _result(step, StepVerdict.DIFFERS, self.state, str(error))
+            verdict, problem = StepVerdict.DIFFERS, str(error)
+        else:
+            problem = _difference(fact, model) if model else "the model before it is not stored"
+            verdict = _verdict(problem) if model else StepVerdict.NOT_KEPT
         self._model = model
-        if model is None:
-            why = "the model before it is not stored"
-            return _result(step, StepVerdict.NOT_KEPT, self.state, why)
-        problem = _difference(fact, model)
-        return _result(
-            step, StepVerdict.DIFFERS if problem else StepVerdict.OK, self.state, problem
-        )
-
-    def _tested(self, before: RunState, step: Step) -> StepResult:
-        """Return the result of a test, which must not change the model."""
-        same = (before.mask_digest, before.base_digest)
-        problem = ""
-        if same != (self.state.mask_digest, self.state.base_digest):
-            problem = "a test changed the model"
-        return _result(
-            step, StepVerdict.DIFFERS if problem else StepVerdict.OK, self.state, problem
-        )
+        return _result(step, verdict, state, problem)
 
     def _open(self, step: Step) -> StepResult:
         """Return the result of an open step: every acknowledged upload must be stored."""
         problem = ""
         for upload in step.uploads.values() if not step.work.is_test else ():
             try:
-                check_stored(
-                    self._uploads.find(step.number, upload.client, upload.digest), upload.stored
-                )
+                values = self._uploads.find(step.number, upload.client, upload.digest)
+                check_stored(values, upload.stored)
             except FileNotFoundError as error:
                 problem = problem or str(error)
             except StateError as error:
@@ -231,11 +215,9 @@ class Refold:
                 values.check_digest(bytes.fromhex(upload.stored))
             elif upload.report.get("encoding") in PLAIN and as_sent:
                 values.check_digest(bytes.fromhex(upload.digest))
-            elif self._uploads.holds(
-                step.number
-            ):  # the digest in the journal is that of the coded form
+            elif self._uploads.holds(step.number):  # the journal has the digest of the coded form
                 values.check_digest(self._uploads.noted_digest(step.number, client, upload.digest))
-            largest = _largest(values, step, client, seen, count)
+            largest = largest_of(values.blocks(count), _rule(step, client, seen))
         except (BadValues, DigestMismatch) as error:
             raise _Unsound(f"{values} is damaged: {error}") from error
         if as_sent and largest != upload.largest:
@@ -260,26 +242,26 @@ class Refold:
         return None
 
 
-def _largest(
-    values: StoredValues, step: Step, client: ClientId, seen: ModelState, count: int
-) -> float:
+def _rule(step: Step, client: ClientId, seen: ModelState) -> BlockCheck:
     if step.work is Work.SCORE:
-        check = ScoreCheck(client, seen.manifest, signed=step.criterion == "grasp")
-        return largest_of(values.blocks(count), check)
+        return ScoreCheck(client, seen.manifest, signed=step.criterion == "grasp")
     assert seen.mask is not None
-    return largest_of(values.blocks(count), ValueCheck(client, seen.manifest, seen.mask))
+    return ValueCheck(client, seen.manifest, seen.mask)
+
+
+def _verdict(problem: str) -> StepVerdict:
+    return StepVerdict.DIFFERS if problem else StepVerdict.OK
 
 
 def _difference(fact: facts.StepCommitted, model: ModelState) -> str:
     """Return the differences from the committed result; empty if there are none."""
     made = reduced(fact.step, model, {})
     named = ("mask_epoch", "mask_digest", "num_kept", "base_digest", "scored_digest")
-    different = [
+    return "; ".join(
         f"{name} is {getattr(made, name)}, the journal has {getattr(fact, name)}"
         for name in named
         if getattr(made, name) != getattr(fact, name)
-    ]
-    return "; ".join(different)
+    )
 
 
 def _result(step: Step, verdict: StepVerdict, state: RunState, problem: str = "") -> StepResult:

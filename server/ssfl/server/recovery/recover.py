@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ssfl.method.errors import SettingsError
@@ -31,6 +31,20 @@ log = logging.getLogger(__name__)
 
 # Settings that may differ between two starts of one run: they affect timing, not results.
 CHANGEABLE = {"round_deadline_s", "no_progress_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run as read from its state directory."""
+
+    directory: StateDirectory
+    state: RunState
+    history: Newest
+    journal: Journal
+    store: Store
+    spool: Spool
+    ledger: Ledger
+    snapshot_bytes: int = 0  # length of the journal that the snapshot covers
 
 
 def check_beginning(directory: StateDirectory, store: Store, spool: Spool) -> None:

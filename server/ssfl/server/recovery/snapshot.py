@@ -11,14 +11,17 @@ never from the memory of a running coordinator, so it cannot know more than the 
 import hashlib
 import json
 import logging
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from ssfl.durable.files import write_atomic
 from ssfl.method.settings import RunSettings
 from ssfl.program.version import ssfl_version
 from ssfl.server.history.run_history import Newest
-from ssfl.server.recovery.dataclass_json import from_plain, to_plain
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts
@@ -26,6 +29,7 @@ from ssfl.server.storage.journal import JournalFile
 from ssfl.server.storage.state_directory import StateDirectory
 
 log = logging.getLogger(__name__)
+_hints = cache(get_type_hints)
 
 EVERY_BYTES = 1 << 21  # journal bytes between snapshots: an eighth of a second of replay
 _KINDS = (
@@ -115,3 +119,48 @@ def _kinds() -> list[str]:
         for kind in _KINDS
     ]
     return [ssfl_version(), *names]
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value that json.dumps can write, and `from_plain` can read.
+
+    Dataclasses may hold numbers, strings, enums, tuples, frozensets, lists, mappings and each
+    other. Fields hinted as `Any` must already be JSON values.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def from_plain(hint: Any, value: Any) -> Any:
+    """Return a value of a type; raise ValueError, KeyError or TypeError if it does not fit."""
+    if isinstance(hint, NewType):
+        hint = hint.__supertype__
+    inner = get_args(hint)
+    match get_origin(hint) or hint:
+        case one if is_dataclass(one) and isinstance(one, type):
+            hints = _hints(one)
+            return one(**{name: from_plain(hints[name], found) for name, found in value.items()})
+        case one if one is Union or one is UnionType:
+            (some,) = (arm for arm in inner if arm is not NoneType)
+            return None if value is None else from_plain(some, value)
+        case one if one is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+            return tuple(from_plain(inner[0], found) for found in value)
+        case one if one is tuple:
+            pairs = zip(inner, value, strict=True)
+            return tuple(from_plain(kind, found) for kind, found in pairs)
+        case one if one in (frozenset, list):
+            return one(from_plain(inner[0], found) for found in value)
+        case one if isinstance(one, type) and issubclass(one, Mapping):
+            return {key: from_plain(inner[1], found) for key, found in value.items()}
+        case one if isinstance(one, type) and issubclass(one, Enum):
+            return one(value)
+        case one if one in (int, float, str, bool, Any):
+            return value
+    raise TypeError(f"{hint} cannot be read back")

@@ -3,12 +3,12 @@
 Its coordinator may be running, or the directory may be a copy on another machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ssfl.method.model_state import ModelState
 from ssfl.server.accounting.ledger_file import ledger_problem
 from ssfl.server.errors import StateError
 from ssfl.server.recovery.recover import load_model
@@ -66,34 +66,23 @@ def file_problems(
     account: tuple[list[dict[str, Any]], int],
 ) -> list[str]:
     """Return the problems of the files that the journal names, one sentence each."""
-    store, problems = Store(root, state.settings.seed), list[str]()
+    store, checks = Store(root, state.settings.seed), list[Callable[[], object]]()
     try:
         model = load_model(state, store)
     except (StateError, ValueError) as error:
         return [str(error)]
     if model is not None:
-        problems += _mask_problems(store, model, masks)
-        problems += _best_problems(store, model, state)
-    problem = ledger_problem(StateDirectory(root).ledger, *account)
-    return [*problems, problem] if problem else problems
+        checks = [partial(store.load_mask, model.manifest, *mask) for mask in masks.items()]
+        best = state.best
+        if best and (best.step != state.model_step or store.holds_best(best)):  # it was copied
+            checks.append(partial(store.load_best, best, model))
+    ledger = ledger_problem(StateDirectory(root).ledger, *account)
+    return [problem for problem in (*map(_problem, checks), ledger) if problem]
 
 
-def _mask_problems(store: Store, model: ModelState, masks: Mapping[int, str]) -> list[str]:
-    problems = []
-    for epoch, digest in masks.items():
-        try:
-            store.load_mask(model.manifest, epoch, digest)
-        except (StateError, ValueError) as error:
-            problems.append(str(error))
-    return problems
-
-
-def _best_problems(store: Store, model: ModelState, state: RunState) -> list[str]:
-    best = state.best
-    if best is None or (best.step == state.model_step and not store.holds_best(best)):
-        return []  # not copied yet: its values are those of the model
+def _problem(check: Callable[[], object]) -> str:
     try:
-        store.load_best(best, model)
+        check()
     except (StateError, ValueError) as error:
-        return [str(error)]
-    return []
+        return str(error)
+    return ""

@@ -72,7 +72,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
         self._check_not_over()
         was_started = bool(self._run.state.founders)
-        reply = await self._run.post(events.StartAsked())
+        reply = await self._run.post(events.Signal.START)
         state = self._run.state
         if reply is Reply.PAUSED:
             then = "continues it" if state.founders else "it, then start it"
@@ -96,12 +96,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ResumeRun(self, _request: pb.ResumeRunRequest, _context: Any) -> pb.ResumeRunResponse:
         self._check_not_over()
         was_paused = self._run.state.paused
-        await self._run.post(events.ResumeAsked())
+        await self._run.post(events.Signal.RESUME)
         return pb.ResumeRunResponse(was_paused=was_paused)
 
     async def StopRun(self, _request: pb.StopRunRequest, _context: Any) -> pb.StopRunResponse:
         self._check_not_over()
-        await self._run.post(events.StopAsked())
+        await self._run.post(events.Signal.STOP)
         return pb.StopRunResponse()
 
     async def RefreshMask(
@@ -109,7 +109,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.RefreshMaskResponse:
         self._check_not_over()
         state = self._run.state
-        if await self._run.post(events.RefreshAsked()) is Reply.NO_MASK:
+        if await self._run.post(events.Signal.REFRESH) is Reply.NO_MASK:
             raise NoMask(why_no_mask(state))
         return pb.RefreshMaskResponse(mask_epoch=state.mask_epoch, rounds_done=state.rounds_done)
 

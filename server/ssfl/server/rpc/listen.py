@@ -128,7 +128,7 @@ def service_for(
         coordinator.spool,
         coordinator.ledger,
         coordinator.counters,
-        coordinator.refusals,
+        coordinator.refusals.count_error,
         config.upload_slots,
         config.run.no_progress_s,
         coordinator.clock,

@@ -16,7 +16,7 @@ from typing import TypeVar
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger import Direction
-from ssfl.server.broadcast.settings_message import settings_to_message
+from ssfl.server.broadcast.tasks import settings_to_message
 from ssfl.server.errors import InvalidRequest, NoProgress, Refusal, TooManyChecks
 from ssfl.server.loop.limits import Bucket, Limits
 from ssfl.server.rpc import request_checks

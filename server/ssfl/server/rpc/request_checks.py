@@ -18,8 +18,7 @@ from ssfl.server.errors import (
     VersionUnsupported,
 )
 from ssfl.server.rpc.session_numbers import SessionNumbers
-from ssfl.server.run.state import Member, RunState
-from ssfl.server.run.weights import check_samples
+from ssfl.server.run.state import Member, RunState, check_samples
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 

@@ -9,10 +9,9 @@ from typing import Any
 from ssfl.durable.failpoints import failpoint
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.version import ssfl_version
-from ssfl.server.accounting.ledger import Direction
+from ssfl.server.accounting.ledger import Direction, encoding_word
 from ssfl.server.broadcast.payloads import NotBuilt
-from ssfl.server.broadcast.settings_message import settings_to_message
-from ssfl.server.broadcast.tasks import Ready, task_for
+from ssfl.server.broadcast.tasks import Ready, settings_to_message, task_for
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.history.sample_warnings import SampleCounts
 from ssfl.server.loop.limits import Joins, Limits
@@ -23,11 +22,10 @@ from ssfl.server.rpc.upload_handlers import UploadHandlers
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
+from ssfl.server.uploads.answers import evaluation_of
 from ssfl.server.uploads.encoding_choice import reader_of
-from ssfl.server.uploads.receipts import outcome_of
 from ssfl.server.uploads.receive import UploadReceiver
-from ssfl.server.uploads.step_upload import open_step
-from ssfl.server.uploads.update_upload import evaluation_of
+from ssfl.server.uploads.step_upload import open_step, outcome_of
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc
 
@@ -282,10 +280,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)
         yield header
-        for offset, num_bytes, message in ready.messages(task.offset):
+        for part, num_bytes, message in ready.messages(task.offset):
             ledger.count(
-                ready.phase_at(offset), Direction.DOWN, len(message), num_bytes,
-                client=member.client, encoding=ready.encoding_at(offset),
+                ready.phase_of(part), Direction.DOWN, len(message), num_bytes,
+                client=member.client, encoding=encoding_word(part.payload.encoding),
             )  # fmt: skip
             yield message
             table.heard(member.client, clock())

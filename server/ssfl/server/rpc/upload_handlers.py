@@ -9,10 +9,9 @@ from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.run.state import Member
+from ssfl.server.uploads.answers import ScoreUpload, UpdateUpload
 from ssfl.server.uploads.receive import Upload, UploadReceiver, first
-from ssfl.server.uploads.score_upload import ScoreUpload
 from ssfl.server.uploads.step_upload import UploadServices
-from ssfl.server.uploads.update_upload import UpdateUpload
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -28,7 +27,7 @@ class UploadHandlers:
         self._run = parts.run
         self._receiver = receiver
         self._services = UploadServices(
-            parts.run, parts.spool, parts.counters, parts.presence, context.models
+            parts.run, parts.spool, parts.counters, parts.presence.task_times, context.models
         )
         self._descriptions = ModelDescriptions(
             parts.run, parts.spool, parts.store, limits or Limits()
@@ -44,7 +43,7 @@ class UploadHandlers:
         if isinstance(upload, InitialUpload):
             if upload.follows_from_seed:
                 with self._context.open_call(member), self._receiver.refused_if_full():
-                    upload = await upload.commit_from_seed()
+                    upload = await upload.commit_model()
             else:
                 upload.check_payload()
         async for response in self._answers(upload, member, requests, pb.SendInitialResponse):

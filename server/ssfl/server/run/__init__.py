@@ -1,4 +1,1 @@
-"""The run as a value: state, events, facts and the rules between them.
-
-No I/O, no clock, no gRPC, no threads.
-"""
+"""The run as a value: state, events, facts and their rules. No I/O, clock, gRPC or threads."""

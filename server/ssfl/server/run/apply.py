@@ -43,20 +43,12 @@ def with_lost(state: RunState, lost: frozenset[ClientId]) -> RunState:
     return _recounted(state, replace(state, lost=lost), state.lost ^ lost)
 
 
-def count_step(state: RunState, step: Step) -> StepCounts:
-    """Return the counts of a step by walking over its whole cohort."""
-    standings = [(0, 0, 0), *(_standing(state, step, client) for client in step.cohort)]
-    pending, not_left, here = (sum(column) for column in zip(*standings, strict=True))
-    slowest_s = max((received_s(upload) for upload in step.uploads.values()), default=0.0)
-    return StepCounts(pending, not_left, here, slowest_s)
-
-
 def received_s(upload: facts.UploadAccepted) -> float:
     """Return when an upload was complete, in seconds from the step's start."""
     return float(upload.report.get("received_s", 0.0))
 
 
-def _standing(state: RunState, step: Step | None, client: ClientId) -> tuple[int, int, int]:
+def standing(state: RunState, step: Step | None, client: ClientId) -> tuple[int, int, int]:
     """Return the contribution of a client to the counts of a step: pending, not left, here."""
     if step is None or not step.awaits(client) or client in state.removed:
         return 0, 0, 0
@@ -73,8 +65,8 @@ def _recounted(before: RunState, after: RunState, clients: Iterable[ClientId]) -
     pending, not_left, here = step.counts.pending, step.counts.not_left, step.counts.here
     slowest_s = step.counts.slowest_s
     for client in clients:
-        was = _standing(before, before.step, client)
-        now = _standing(after, step, client)
+        was = standing(before, before.step, client)
+        now = standing(after, step, client)
         pending += now[0] - was[0]
         not_left += now[1] - was[1]
         here += now[2] - was[2]
@@ -152,19 +144,14 @@ def _applied(state: RunState, fact: Fact) -> RunState:
         case facts.ClientRemoved():
             return replace(state, removed=state.removed | {fact.client})
         case facts.ClientReadmitted():
-            return _readmitted(state, fact.client)
+            members = dict(state.members)
+            if fact.client in members:  # the next token that joins owns the name
+                members[fact.client] = replace(members[fact.client], token="")
+            return replace(state, removed=state.removed - {fact.client}, members=members)
         case facts.BytesCounted():
             return state
         case _:
             assert_never(fact)
-
-
-def _readmitted(state: RunState, client: ClientId) -> RunState:
-    """Return the state in which a site may join again; the next token that joins owns its name."""
-    members = dict(state.members)
-    if member := members.get(client):
-        members[client] = replace(member, token="")
-    return replace(state, removed=state.removed - {client}, members=members)
 
 
 def newest_counted(state: RunState) -> tuple[int, dict[ClientId, str]]:

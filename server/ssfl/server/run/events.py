@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from enum import Enum, StrEnum, auto
 
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.run.facts import Fact
+from ssfl.server.run import facts
 from ssfl.server.run.state import Best, Step
 
 
@@ -25,42 +24,10 @@ class Joined:
     name_proven: bool = False  # by a certificate; another token may then take over the name
 
 
-@dataclass(frozen=True, slots=True)
-class Initialized:
-    """A client's model was verified and its files are stored."""
-
-    client: ClientId
-    manifest_digest: str
-    initial_digest: str
-    mask_epoch: int
-    mask_digest: str
-    num_kept: int
-    base_digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class UploadReceived:
-    """A complete, verified upload is synced in the spool (an evaluation has only its report)."""
-
-    step: int
-    client: ClientId
-    digest: str
-    largest: float = 0.0
-    report: Mapping[str, Any] = field(default_factory=dict)
-    stored: str = ""  # SHA-256 of its file in the spool
-
-
-@dataclass(frozen=True, slots=True)
-class StepReduced:
-    """The result of a closed step is stored."""
-
-    step: int
-    mask_epoch: int
-    mask_digest: str
-    num_kept: int
-    base_digest: str
-    report: Mapping[str, Any] = field(default_factory=dict)
-    scored_digest: str = ""
+# Facts that the caller proposes. The run journals them unless they are late or contradict it.
+Initialized = facts.ModelInitialized  # a client's model was verified and its files are stored
+UploadReceived = facts.UploadAccepted  # a complete, verified upload is synced in the spool
+StepReduced = facts.StepCommitted  # the result of a closed step is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +54,10 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAsked:
-    """`ssfl start`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshAsked:
-    """`ssfl refresh-mask`."""
-
-
-@dataclass(frozen=True, slots=True)
 class PauseAsked:
     """`ssfl pause`."""
 
     at: float  # unix seconds
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeAsked:
-    """`ssfl resume`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """`ssfl stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,31 +69,27 @@ class RemoveAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
-    """The coordinator is shutting down: start nothing new."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessSuspended:
     """The coordinator process was suspended for `seconds`; no client is charged for them."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
+class Signal(Enum):
+    """An event without further data."""
 
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """The state was replayed from a journal (or is new): resume the open step."""
+    START = auto()  # `ssfl start`
+    REFRESH = auto()  # `ssfl refresh-mask`
+    RESUME = auto()  # `ssfl resume`
+    STOP = auto()  # `ssfl stop`
+    DRAIN = auto()  # the coordinator is shutting down: start nothing new
+    TICK = auto()  # time has passed
+    RECOVERED = auto()  # the state was replayed from a journal (or is new): resume the open step
 
 
 Event = (
     Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
-    | StartAsked | RefreshAsked | PauseAsked | ResumeAsked | StopAsked | RemoveAsked | DrainAsked
-    | ProcessSuspended | Tick | Recovered
+    | PauseAsked | RemoveAsked | ProcessSuspended | Signal
 )  # fmt: skip
 
 
@@ -167,7 +110,7 @@ class Reply(StrEnum):
 class Persist:
     """Append a fact to the journal and sync it before the reply is sent."""
 
-    fact: Fact
+    fact: facts.Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +124,8 @@ class OpenStep:
 class Fold:
     """Add an accepted upload to the sum."""
 
-    step: int
-    client: ClientId
-    digest: str
+    upload: facts.UploadAccepted
     weight: int
-    stored: str = ""  # SHA-256 of the file in the spool
 
 
 @dataclass(frozen=True, slots=True)

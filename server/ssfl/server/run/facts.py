@@ -7,7 +7,7 @@ Each fact is one JSON object. Digests are in hex, so that the journal is readabl
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from ssfl.method.strategies.contract import ClientId, Reducer, Work
 
@@ -89,7 +89,7 @@ class UploadAccepted:
     step: int
     client: ClientId
     digest: str  # of the payload; empty for an evaluation, which has none
-    largest: float  # largest |value|; decides the grid of a sum of scores
+    largest: float = 0.0  # largest |value|; decides the grid of a sum of scores
     report: Mapping[str, Any] = field(default_factory=dict)  # metrics and timings, for history
     stored: str = ""  # SHA-256 of its file in the spool: the values as they enter the sum
 
@@ -187,35 +187,13 @@ class BytesCounted:
 
 
 Fact = (
-    RunOpened
-    | ClientJoined
-    | ModelInitialized
-    | RunStarted
-    | StepStarted
-    | ClientsAdded
-    | UploadAccepted
-    | StepClosed
-    | StepCommitted
-    | StepVoided
-    | RefreshRequested
-    | RunPaused
-    | RunResumed
-    | StopRequested
-    | RunFinished
-    | ClientLeft
-    | ClientRemoved
-    | ClientReadmitted
+    RunOpened | ClientJoined | ModelInitialized | RunStarted | StepStarted | ClientsAdded
+    | UploadAccepted | StepClosed | StepCommitted | StepVoided | RefreshRequested | RunPaused
+    | RunResumed | StopRequested | RunFinished | ClientLeft | ClientRemoved | ClientReadmitted
     | BytesCounted
-)
-_KINDS: dict[str, type[Fact]] = {
-    kind.__name__: kind
-    for kind in (
-        RunOpened, ClientJoined, ModelInitialized, RunStarted, StepStarted, ClientsAdded,
-        UploadAccepted, StepClosed, StepCommitted, StepVoided, RefreshRequested, RunPaused,
-        RunResumed, StopRequested, RunFinished, ClientLeft, ClientRemoved, ClientReadmitted,
-        BytesCounted,
-    )
-}  # fmt: skip
+)  # fmt: skip
+WITH_BYTES = (StepCommitted, RunFinished, BytesCounted)  # their reports hold the byte totals
+_KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in get_args(Fact)}
 
 
 def to_json(fact: Fact) -> bytes:

@@ -18,22 +18,12 @@ from typing import assert_never
 from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
-from ssfl.server.run import events, facts
+from ssfl.server.run import events, facts, quorum
 from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
-from ssfl.server.run.quorum import (
-    available,
-    find_stall,
-    goal,
-    needed_next,
-    num_to_invite,
-    replacements,
-    verdict,
-)
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
-from ssfl.server.run.state import RunState
+from ssfl.server.run.state import RunState, weight_of
 from ssfl.server.run.waiting import QUIET_S
-from ssfl.server.run.weights import weight_of
 
 Outcome = tuple[RunState, list[Action], Reply]
 
@@ -42,6 +32,8 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
     """Return the new state, the actions to perform, and the reply for the sender."""
     decision = _Decision(state, now_s)
     reply = decision.handle(event)
+    if reply in (Reply.DONE, Reply.ACCEPTED):
+        decision.move_on()
     decision.look_for_stall()
     return decision.state, decision.actions, reply
 
@@ -82,7 +74,10 @@ class _Decision:
             case events.UploadReceived():
                 return self._received(event)
             case events.StepReduced():
-                return self._reduced(event)
+                step = self.state.step
+                if step is None or step.number != event.step or step.closed is None:
+                    return Reply.STEP_CLOSED
+                self._commit(event)
             case events.Lost():
                 self.state = with_lost(self.state, self.state.lost | {event.client})
             case events.Returned():
@@ -94,37 +89,38 @@ class _Decision:
                 known = (member.left, member.has_final_model) if member else (True, event.finished)
                 if known != (True, event.finished):
                     self._fact(facts.ClientLeft(event.client, event.finished))
-            case events.StartAsked():
+            case events.Signal.START:
                 return self._start_asked()
-            case events.RefreshAsked():
+            case events.Signal.REFRESH:
                 return self._refresh_asked()
             case events.PauseAsked():
                 if not self.state.paused and not self.state.finished:
                     self._fact(facts.RunPaused(event.at))
-            case events.ResumeAsked():
-                self._resume_asked()
+            case events.Signal.RESUME:
+                if self.state.paused:
+                    self._fact(facts.RunResumed())
+                    self.state = replace(self.state, newcomer_s=self.now_s)  # restart the countdown
             case events.RemoveAsked():
                 self._remove_asked(event)
-            case events.DrainAsked():
+            case events.Signal.DRAIN:
                 self.state = replace(self.state, draining=True)
             case events.ProcessSuspended():
                 self._suspended(event.seconds)
-            case events.StopAsked():
+            case events.Signal.STOP:
                 if not self.state.stop_asked and not self.state.finished:
                     self._fact(facts.StopRequested())
-            case events.Tick():
+            case events.Signal.TICK:
                 pass
-            case events.Recovered():
+            case events.Signal.RECOVERED:
                 self._recovered()
             case _:
                 assert_never(event)
-        self._move_on()
         return Reply.DONE
 
     def look_for_stall(self) -> None:
         """Update the stall; keep the time since which the run has been stalled."""
         before = self.state.stall
-        now = None if self.state.paused else find_stall(self.state, self.now_s)
+        now = None if self.state.paused else quorum.find_stall(self.state, self.now_s)
         if before and now:
             now = replace(now, since_s=before.since_s)
         if now != before:
@@ -149,7 +145,6 @@ class _Decision:
         )  # fmt: skip
         if self.state.num_ready > ready_before:
             self.state = replace(self.state, newcomer_s=self.now_s)
-        self._move_on()
         return Reply.DONE
 
     def _initialized(self, event: events.Initialized) -> Reply:
@@ -158,14 +153,8 @@ class _Decision:
             return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
         if self.state.finished:
             return Reply.STEP_CLOSED
-        self._fact(
-            facts.ModelInitialized(
-                event.client, event.manifest_digest, event.initial_digest, event.mask_epoch,
-                event.mask_digest, event.num_kept, event.base_digest,
-            )
-        )  # fmt: skip
+        self._fact(event)
         self.state = replace(self.state, newcomer_s=self.now_s)
-        self._move_on()
         return Reply.ACCEPTED
 
     def _received(self, event: events.UploadReceived) -> Reply:
@@ -179,39 +168,20 @@ class _Decision:
             return Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT
         if step.closed is not None:
             return Reply.STEP_CLOSED
-        accepted = facts.UploadAccepted(
-            step.number, event.client, event.digest, event.largest, event.report, event.stored
-        )
-        self._fact(accepted)
+        self._fact(event)
         if not step.work.is_test:
-            weight = step.weights[event.client]
-            fold = Fold(step.number, event.client, event.digest, weight, event.stored)
-            self.actions.append(fold)
-        self._move_on()
+            self.actions.append(Fold(event, step.weights[event.client]))
         return Reply.ACCEPTED
 
-    def _reduced(self, event: events.StepReduced) -> Reply:
-        step = self.state.step
-        if step is None or step.number != event.step or step.closed is None:
-            return Reply.STEP_CLOSED
-        self._commit(event)
-        self._move_on()
-        return Reply.DONE
-
-    def _commit(self, event: events.StepReduced) -> None:
-        self._fact(
-            facts.StepCommitted(
-                event.step, event.mask_epoch, event.mask_digest, event.num_kept,
-                event.base_digest, event.report, event.scored_digest,
-            )
-        )  # fmt: skip
-        self.actions.append(events.DropSpool(event.step))
+    def _commit(self, result: facts.StepCommitted) -> None:
+        self._fact(result)
+        self.actions.append(events.DropSpool(result.step))
 
     def _commit_test(self, step: int) -> None:
         """Commit a test, which leaves the model as it is."""
         state = self.state
         self._commit(
-            events.StepReduced(
+            facts.StepCommitted(
                 step, state.mask_epoch, state.mask_digest, state.num_kept, state.base_digest
             )
         )
@@ -224,13 +194,7 @@ class _Decision:
             return Reply.NO_MASK
         if not state.refresh_asked:
             self._fact(facts.RefreshRequested())
-        self._move_on()
         return Reply.DONE
-
-    def _resume_asked(self) -> None:
-        if self.state.paused:
-            self._fact(facts.RunResumed())
-            self.state = replace(self.state, newcomer_s=self.now_s)  # restart the countdown
 
     def _remove_asked(self, event: events.RemoveAsked) -> None:
         is_removed = event.client in self.state.removed
@@ -266,7 +230,6 @@ class _Decision:
         if self.state.num_ready < enough:
             return Reply.TOO_FEW_CLIENTS
         self._fact(facts.RunStarted(tuple(self.state.ready)))
-        self._move_on()
         return Reply.DONE
 
     def _recovered(self) -> None:
@@ -286,13 +249,11 @@ class _Decision:
             return
         self.actions.append(events.OpenStep(step))
         for client, upload in sorted(step.uploads.items()):
-            weight = step.weights[client]
-            fold = Fold(step.number, client, upload.digest, weight, upload.stored)
-            self.actions.append(fold)
+            self.actions.append(Fold(upload, step.weights[client]))
         if step.closed is not None:
             self.actions.append(events.Reduce(step))
 
-    def _move_on(self) -> None:
+    def move_on(self) -> None:
         """Make every decision that is due."""
         due: list[Callable[[], bool]] = [
             self._stop, self._start, self._replace, self._close, self._begin,
@@ -335,7 +296,7 @@ class _Decision:
         step = self.state.step
         if step is None or self.state.draining:
             return False
-        chosen = replacements(self.state, step, self.now_s)
+        chosen = quorum.replacements(self.state, step, self.now_s)
         if chosen:
             self._fact(facts.ClientsAdded(step.number, chosen))
             self.state = replace(self.state, asked_s=self.now_s)
@@ -345,7 +306,7 @@ class _Decision:
         step = self.state.step
         if step is None or step.closed is not None:
             return False
-        ends = verdict(self.state, step, self.now_s)
+        ends = quorum.verdict(self.state, step, self.now_s)
         if ends is None:
             return False
         if ends.void:
@@ -365,7 +326,7 @@ class _Decision:
         state = self.state
         if not state.founders or state.step or state.finished or self._rests:
             return False
-        settings, clients = state.settings, available(state)
+        settings, clients = state.settings, quorum.available(state)
         if _test_is_due(state) and state.rounds_evaluated < state.rounds_done and clients:
             self._start_step(Plan(Work.EVALUATE, tuple(clients)))
             return True
@@ -375,16 +336,16 @@ class _Decision:
             else:
                 self._finish(stopped=False)
             return True
-        if len(clients) < needed_next(state):
+        if len(clients) < quorum.needed_next(state):
             return False
-        reason = refresh_due(state)
+        reason, reports = refresh_due(state), quorum.goal(state, clients)
         position = Position(
             state.rounds_done,
             state.mask_epoch,
             0 if settings.reproducible else state.attempt,
             bool(reason),
             frozenset(clients) - set(state.founders),
-            num_to_invite(state, reports) - reports if (reports := goal(state, clients)) else 0,
+            quorum.num_to_invite(state, reports) - reports if reports else 0,
         )
         plan = strategy_for(settings).plan(position, clients)
         assert plan is not None
@@ -394,8 +355,8 @@ class _Decision:
     def _start_step(self, plan: Plan, reason: str = "") -> None:
         state, reports, bits = self.state, 0, None
         if plan.work is Work.TRAIN and not state.settings.reproducible:
-            clients = available(state)
-            reports = min(goal(state, clients), len(plan.cohort))
+            clients = quorum.available(state)
+            reports = min(quorum.goal(state, clients), len(plan.cohort))
             weights = [weight_of(state.members[client], state.settings) for client in clients]
             bits = fraction_bits(VALUE_BOUND, len(weights) if plan.equal_weights else sum(weights))
         self._fact(

@@ -7,7 +7,6 @@ close. With `--reproducible`, every selected client must report.
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from ssfl.method.exact_sum import VALUE_BOUND, max_weight
@@ -16,8 +15,7 @@ from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.strategies.ssfl import SCORED_BY_ONE_CLIENT, SCORED_WITHOUT_CLIENTS
 from ssfl.method.streams import Stream
 from ssfl.server.run.refresh import refresh_due
-from ssfl.server.run.state import RunState, Stall, Step
-from ssfl.server.run.weights import weight_of
+from ssfl.server.run.state import RunState, Stall, Step, weight_of
 
 MIN_TIME_LEFT = 0.25  # share of the round deadline that must remain to ask replacements
 MAX_OVER_SELECTION = 3.0  # invitations per report needed, at most
@@ -28,8 +26,7 @@ MIN_OVERDUE_S = 60.0
 
 def is_away(state: RunState, client: ClientId) -> bool:
     """Return True if a member left, was removed or is lost."""
-    gone = state.members[client].left or client in state.removed
-    return gone or client in state.lost
+    return state.members[client].left or client in state.removed or client in state.lost
 
 
 def final_model_delivered(state: RunState) -> bool:
@@ -60,16 +57,12 @@ def quorum(state: RunState, step: Step) -> int:
         return reported + step.counts.pending
     if step.work.is_test:
         return 0
-    if is_vote(step.work, step.cohort) and settings.scoring_quorum:
+    is_vote = step.work is Work.SCORE and len(step.cohort) > 1
+    if is_vote and settings.scoring_quorum:
         return settings.scoring_quorum
     if step.work is Work.SCORE and not step.reason:  # the first vote also waits for lost clients
         return reported + step.counts.not_left
     return min(settings.min_clients, len(step.cohort))
-
-
-def is_vote(work: Work, cohort: Collection[ClientId]) -> bool:
-    """Return True if several clients decide on a mask together."""
-    return work is Work.SCORE and len(cohort) > 1
 
 
 def min_to_commit(state: RunState, step: Step) -> int:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Reducer, Work
+from ssfl.server.errors import TooManySamples
 from ssfl.server.run import facts
 
 
@@ -219,3 +220,21 @@ def is_ready(state: RunState, client: ClientId) -> bool:
     if member is None or member.left or client in state.removed:
         return False
     return bool(state.manifest_digest) and member.manifest_digest == state.manifest_digest
+
+
+def weight_of(member: Member, settings: RunSettings) -> int:
+    """Return the number of samples by which a member is weighted."""
+    if settings.max_samples and settings.samples_over_max == "clip":
+        return min(member.num_samples, settings.max_samples)
+    return member.num_samples
+
+
+def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> None:
+    """Raise TooManySamples if a client claims more samples than the run accepts."""
+    limit = settings.max_samples
+    if limit and num_samples > limit and settings.samples_over_max == "refuse":
+        raise TooManySamples(
+            f"{client} claims {num_samples} training samples, this run takes at most {limit} "
+            "(--max-samples of the coordinator; with --samples-over-max clip it would weigh "
+            f"as if it had {limit})"
+        )

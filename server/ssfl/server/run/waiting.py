@@ -17,7 +17,9 @@ def waiting_for(state: RunState, now_s: float) -> str:
     if state.draining and state.step is None:
         return "the coordinator, which is being stopped, to start again"
     if state.paused_at is not None and state.step is None:
-        return _resume(state, state.paused_at)
+        since = f"{datetime.fromtimestamp(state.paused_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
+        return f"an operator: paused since {since}, continue with `ssfl resume`{joined}"
     if state.stall:
         absent = named(state, state.stall.missing) or "no known client"
         return f"{state.stall.reason} (missing: {absent}); it takes {state.stall.unblock}"
@@ -39,17 +41,8 @@ def named(state: RunState, clients: "tuple[ClientId, ...] | list[ClientId]") -> 
 
 
 def _named(state: RunState, client: ClientId) -> str:
-    if client in state.removed:
-        return f"{client} (removed)"
-    if state.members[client].left:
-        return f"{client} (left)"
-    return f"{client} (lost)" if client in state.lost else client
-
-
-def _resume(state: RunState, paused_at: float) -> str:
-    since = f"{datetime.fromtimestamp(paused_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
-    return f"an operator: paused since {since}, continue with `ssfl resume`{joined}"
+    now = client_state(state, client)
+    return f"{client} ({now})" if now in ("removed", "left", "lost") else client
 
 
 def _gathering(state: RunState, now_s: float) -> str:

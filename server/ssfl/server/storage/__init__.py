@@ -1,4 +1,1 @@
-"""Durable storage: journal, models and uploads on disk.
-
-No other package handles paths of the state directory.
-"""
+"""Journal, models and uploads on disk: the only package with paths of the state directory."""

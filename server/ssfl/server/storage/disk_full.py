@@ -30,20 +30,6 @@ def is_full(error: OSError) -> bool:
     return error.errno in FULL
 
 
-@contextmanager
-def refused_if_full() -> Iterator[None]:
-    """Raise DiskFull for the sender if its upload cannot be stored for lack of space."""
-    try:
-        yield
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise DiskFull(
-            "the coordinator's disk is full: its operator must make room; the upload then resumes "
-            "where it stopped"
-        ) from error
-
-
 def existing(folder: Path) -> Path:
     """Return the folder, or its nearest existing parent, which is on the same disk."""
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -56,31 +42,13 @@ def disks(directory: StateDirectory, out_dir: Path) -> dict[str, Path]:
     return {"state": state} if same else {"state": state, "out": out}
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """A folder that is written to, and the flag that names it."""
-
-    flag: str
-    folder: Path
-
-    def description(self) -> str:
-        """Return the flag and the free space; without the path, as the status page shows it."""
-        free = shutil.disk_usage(existing(self.folder)).free
-        return f"the disk of {self.flag}, which has {free / 1e6:.3f} MB"
-
-
-def _missing(disk: Disk, why: str) -> str:
-    return f"room on {disk.description()} free ({why})"
-
-
 class DiskSpaceWaiter:
     """Repeats jobs that fail because the disk is full, until it has space."""
 
     def __init__(self, pause: Callable[[float], object] | None = None) -> None:
         """`pause` waits for the given seconds; by default it also returns on `close`."""
-        self._waiting: list[
-            tuple[Disk, str]
-        ] = []  # disk and error of each waiting job, of several threads
+        # Disk and error of each waiting job, of several threads.
+        self._waiting: list[tuple[Disk, str]] = []
         self._refused: tuple[float, Disk, str] | None = None  # of the newest refused upload
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -93,26 +61,34 @@ class DiskSpaceWaiter:
     @property
     def blocked_on(self) -> str:
         """The disk that jobs wait for, as text; empty if no job waits."""
-        for disk, why in self._waiting[:1]:
-            return _missing(disk, why)
-        return ""
+        return next((disk.missing(why) for disk, why in self._waiting[:1]), "")
 
     def blocked_at(self, now_s: float) -> str:
         """Return the disk that jobs wait for, or for which an upload was refused recently."""
         refused = self._refused
         if not self.blocked_on and refused and now_s - refused[0] < REFUSED_S:
-            return _missing(*refused[1:])
+            return refused[1].missing(refused[2])
         return self.blocked_on
 
-    def refuse(self, disk: Disk, error: OSError, now_s: float) -> None:
-        """Note that an upload was refused for lack of space; its client retries later."""
-        self._refused = now_s, disk, error.strerror or str(error)
+    @contextmanager
+    def refused_if_full(self, disk: "Disk", clock: Callable[[], float]) -> Iterator[None]:
+        """Raise DiskFull for the sender if its upload does not fit, and note that."""
+        try:
+            yield
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._refused = clock(), disk, error.strerror or str(error)
+            raise DiskFull(
+                "the coordinator's disk is full: its operator must make room; the upload then "
+                "resumes where it stopped"
+            ) from error
 
     def accept(self) -> None:
         """Note that there was space for an upload."""
         self._refused = None
 
-    def wait_for(self, job: Callable[[], Result], disk: Disk) -> Result:
+    def wait_for(self, job: Callable[[], Result], disk: "Disk") -> Result:
         """Run an idempotent job; repeat it until the disk has space for it."""
         waits = ""  # why
         while True:
@@ -132,7 +108,7 @@ class DiskSpaceWaiter:
                     self._end_waiting(disk, waits)
                 return result
 
-    def _begin_waiting(self, disk: Disk, why: str) -> None:
+    def _begin_waiting(self, disk: "Disk", why: str) -> None:
         with self._lock:
             self._waiting.append((disk, why))
             if len(self._waiting) > 1:
@@ -142,7 +118,7 @@ class DiskSpaceWaiter:
             extra={"error": why, "folder": str(disk.folder)},
         )
 
-    def _end_waiting(self, disk: Disk, why: str) -> None:
+    def _end_waiting(self, disk: "Disk", why: str) -> None:
         with self._lock:
             self._waiting.remove((disk, why))
             if self._waiting:
@@ -151,12 +127,18 @@ class DiskSpaceWaiter:
 
 
 @dataclass(frozen=True, slots=True)
-class StateDisk:
-    """The disk of the state directory, and the waiter for space on it."""
+class Disk:
+    """A folder that is written to, the flag that names it, and the waiter for space on it."""
 
-    disk: Disk
+    flag: str
+    folder: Path
     waiter: DiskSpaceWaiter
 
     def retry_while_full(self, job: Callable[[], Result]) -> Result:
-        """Run a job that writes to the state directory; repeat it while the disk is full."""
-        return self.waiter.wait_for(job, self.disk)
+        """Run a job that writes to the folder; repeat it while the disk is full."""
+        return self.waiter.wait_for(job, self)
+
+    def missing(self, why: str) -> str:
+        """Return what is missing and the free space; without the path, for the status page."""
+        free = shutil.disk_usage(existing(self.folder)).free
+        return f"room on the disk of {self.flag}, which has {free / 1e6:.3f} MB free ({why})"

@@ -86,13 +86,15 @@ class Journal:
 
         During a takeover, the journal exists under its own name or under its temporary name.
         """
-        if not self._is_ours():
-            if not holds_journal(self.path) and not self.path.exists():
-                raise StateGone(self.path.parent)
-            raise Fenced(
-                f"another coordinator has taken over {self.path.parent}: this one ends, and what "
-                "it was about to acknowledge does not count"
-            )
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                return
+        if not holds_journal(self.path) and not self.path.exists():
+            raise StateGone(self.path.parent)
+        raise Fenced(
+            f"another coordinator has taken over {self.path.parent}: this one ends, and what "
+            "it was about to acknowledge does not count"
+        )
 
     def _mend(self) -> None:
         if self._is_torn:
@@ -111,13 +113,6 @@ class Journal:
             view = view[self._file.write(view) :]
         failpoint("journal.written")
         os.fsync(self._file.fileno())
-
-    def _is_ours(self) -> bool:
-        try:
-            named = self.path.stat()
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
         self._file.close()
@@ -161,11 +156,9 @@ def read_journal(path: Path) -> tuple[list[bytes], int]:
 
 
 def _read(path: Path) -> tuple[list[bytes], int]:
-    size, sound, records = path.stat().st_size, len(MAGIC), []
-    for end, body in records_of(path):
-        sound = end
-        records.append(body)
-    return records, max(0, size - sound)  # records may have been appended since
+    size, found = path.stat().st_size, list(records_of(path))
+    sound = found[-1][0] if found else len(MAGIC)
+    return [body for _, body in found], max(0, size - sound)  # some may have been appended since
 
 
 def _take_over(path: Path, checked_bytes: int) -> tuple[FileIO, int]:

@@ -14,16 +14,20 @@ still in progress then fails.
 """
 
 import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ssfl.durable.failpoints import failpoint
 from ssfl.durable.files import sync_directory, write_atomic
+from ssfl.method.model_state import Vector
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.memory import folder_bytes
 from ssfl.server.errors import StateError
-from ssfl.server.storage.upload_files import PartialUpload, StoredValues, UploadFile, Vector
+from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.server.storage.upload_files import PartialUpload, StoredValues, UploadFile
 
 SUMS = "SHA256SUMS"
 
@@ -106,7 +110,8 @@ class Spool:
         for file in folder.iterdir():
             if file.name not in names:
                 file.unlink(missing_ok=True)
-        write_atomic(folder / SUMS, _sums(folder, names))
+        sums = (f"{UploadFile(folder / name).digest().hex()}  {name}\n" for name in sorted(names))
+        write_atomic(folder / SUMS, "".join(sums).encode())
         if not self._accepted.exists():
             self._accepted.mkdir()
             sync_directory(self._accepted.parent)
@@ -142,15 +147,43 @@ class Spool:
                 path.unlink(missing_ok=True)
 
 
+class KeptUploads:
+    """Accepted uploads, in the spool or kept; an audit reads while a coordinator moves them."""
+
+    def __init__(self, directory: StateDirectory) -> None:
+        self._directory = directory
+
+    def holds(self, step: int) -> bool:
+        """Return True if the uploads of a step were kept."""
+        return (self._directory.accepted / str(step)).is_dir()
+
+    def find(self, step: int, client: ClientId, digest: str) -> StoredValues:
+        """Return the values of an upload; raise FileNotFoundError if they are missing."""
+        name = stored_name(client, digest)
+        places = (self._directory.accepted, self._directory.spool)
+        kept, spooled = (place / str(step) / name for place in places)
+        for path in (kept, spooled, kept):  # twice: a running coordinator may just have moved it
+            if path.exists():
+                return StoredValues(path)
+        raise FileNotFoundError(f"{spooled if not self.holds(step) else kept} is missing")
+
+    def noted_digest(self, step: int, client: ClientId, digest: str) -> bytes:
+        """Return the SHA-256 of the values that was recorded when they were kept."""
+        sums = read_sums(self._directory.accepted / str(step))
+        noted = sums.get(stored_name(client, digest), "")
+        return bytes.fromhex(noted) if re.fullmatch("[0-9a-f]{64}", noted) else b""
+
+    def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
+        """Return values of an upload, for the sum."""
+        with suppress(FileNotFoundError):  # a running coordinator may move it once
+            return self.find(step, client, digest.hex()).read(start, count)
+        return self.find(step, client, digest.hex()).read(start, count)
+
+
 def _named(folder: Path, begin: str, end: str) -> list[Path]:
     """Return the files with this prefix and suffix; `glob` would cache a pattern for each."""
     names = (entry.name for entry in os.scandir(folder))
     return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
-
-
-def _sums(folder: Path, names: Iterable[str]) -> bytes:
-    lines = [f"{UploadFile(folder / name).digest().hex()}  {name}\n" for name in sorted(names)]
-    return "".join(lines).encode()
 
 
 def read_sums(folder: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 # The files of a run; other files in the directory are left alone.
@@ -13,51 +12,25 @@ OURS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class StateDirectory:
     """One state directory."""
 
-    root: Path
-
-    @property
-    def journal(self) -> Path:
-        """The facts of the run."""
-        return self.root / "journal"
-
-    @property
-    def snapshot(self) -> Path:
-        """The state after the beginning of the journal."""
-        return self.root / "snapshot.json"
-
-    @property
-    def ledger(self) -> Path:
-        """The bytes of the run, by step and client."""
-        return self.root / "ledger.csv"
-
-    @property
-    def spool(self) -> Path:
-        """Uploads to the open step."""
-        return self.root / "spool"
-
-    @property
-    def accepted(self) -> Path:
-        """Uploads that counted, with --keep-uploads."""
-        return self.root / "accepted"
-
-    @property
-    def session_key(self) -> Path:
-        """The secret under which session numbers are signed."""
-        return self.root / "session-key"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.journal = root / "journal"  # the facts of the run
+        self.snapshot = root / "snapshot.json"  # the state after the beginning of the journal
+        self.ledger = root / "ledger.csv"  # the bytes of the run, by step and client
+        self.spool = root / "spool"  # uploads to the open step
+        self.accepted = root / "accepted"  # uploads that counted, with --keep-uploads
+        self.session_key = root / "session-key"  # the secret under which sessions are signed
 
     def move_aside(self) -> Path | None:
         """Move the run to a folder next to the directory, or inside it; return the folder."""
         state_dir = self.root.resolve()
         entries = sorted(
             {entry for pattern in OURS for entry in state_dir.glob(pattern)},
-            key=lambda entry: (
-                entry.name == "journal",
-                entry.name,
-            ),  # last: a crash leaves the journal in place
+            # The journal is last: a crash leaves it in place.
+            key=lambda entry: (entry.name == "journal", entry.name),
         )
         if not entries:
             return None

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.codec import values_only
 from ssfl.codec.errors import DigestMismatch
 from ssfl.durable.failpoints import failpoint
+from ssfl.method.model_state import Vector
 from ssfl.method.norm_clip import BLOCK  # the block size affects the bits of a norm
 
-Vector = npt.NDArray[np.float32]
 Block = tuple[int, Vector]  # the position of the first value, and the values
 
 

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from ssfl.codec import blocks, reference, scores, values_only
 from ssfl.codec.blocks import ValueCode
+from ssfl.method.model_state import Vector
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import lossy_code
 from ssfl.server.errors import InvalidRequest, StaleBase
 from ssfl.server.uploads.encoding_choice import LOSSY
 from ssfl.v1 import transfer_pb2 as pb
 
-Vector = npt.NDArray[np.float32]
 Sizes = Mapping[pb.Encoding, tuple[int, int]]  # smallest and largest payload
 DIGEST_BYTES = 32
 

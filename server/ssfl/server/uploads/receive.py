@@ -10,9 +10,8 @@ rest of the payload, arrive in every `no_progress_s`.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,9 +19,9 @@ from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
-from ssfl.server.errors import DiskFull, InvalidRequest, NoProgress
+from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.history.counters import ProcessCounters
-from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter, refused_if_full
+from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.slots import UploadSlot, UploadSlots
@@ -43,34 +42,20 @@ class UploadRequest(Protocol):
     def chunk(self) -> pb.Chunk: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Bytes and duration of one upload, from its grant to its last byte."""
-
-    num_bytes: int
-    seconds: float
-
-
 class Upload(Protocol):
     """One upload whose header was admitted. The receiver calls the methods in this order."""
 
-    @property
-    def client(self) -> ClientId: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def payload(self) -> pb.Payload: ...
-    @property
-    def phase(self) -> str:
-        """The ledger phase of its bytes."""
-        ...
+    client: ClientId
+    step: int
+    payload: pb.Payload
+    phase: str  # the ledger phase of its bytes
 
     def receipt_if_unwanted(self) -> pb.Receipt | None:
         """Return the receipt if the run no longer wants the upload; None while it does."""
         ...
 
-    def received(self, sent: Sent) -> None:
-        """Record that the last byte has arrived."""
+    def received(self, num_bytes: int, seconds: float) -> None:
+        """Record that the last byte has arrived; count bytes and time from the grant."""
         ...
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
@@ -82,12 +67,6 @@ class Upload(Protocol):
         ...
 
 
-class UnheardRefusals(Protocol):
-    """Counter of refusals that the sender did not wait for."""
-
-    def count_error(self, client: str, error: Exception) -> None: ...
-
-
 class UploadReceiver:
     """Receives all uploads of a run."""
 
@@ -96,19 +75,22 @@ class UploadReceiver:
         spool: Spool,
         ledger: Ledger,
         counters: ProcessCounters,
-        refusals: UnheardRefusals,
+        count_error: Callable[[str, Exception], None],
         slots: int,
         no_progress_s: float,
         clock: Callable[[], float] = time.monotonic,
         disk_space: DiskSpaceWaiter | None = None,
     ) -> None:
-        """`disk_space` records uploads that did not fit on the disk, for the status report."""
+        """Take `count_error` for refusals that the sender did not wait for.
+
+        `disk_space` records uploads that did not fit on the disk, for the status report.
+        """
         self.num_slots = slots
         self._disk_space = disk_space or DiskSpaceWaiter()
-        self._disk = Disk("--state-dir", spool.root.parent)
+        self._disk = Disk("--state-dir", spool.root.parent, self._disk_space)
         self._clock = clock
         self._counters = counters
-        self._refusals = refusals
+        self._count_error = count_error
         self._spool = spool
         self._ledger = ledger
         self._no_progress_s = no_progress_s
@@ -116,16 +98,8 @@ class UploadReceiver:
         self._writing: dict[ClientId, asyncio.Lock] = {}  # serializes access to a client's file
         self._finishing: dict[ClientId, asyncio.Future[pb.Receipt]] = {}  # at most one per client
 
-    @property
-    def in_flight(self) -> int:
-        """The number of uploads that hold a grant."""
-        return self.slots.held
-
     async def receive(
-        self,
-        upload: Upload,
-        requests: AsyncIterator[UploadRequest],
-        respond: Callable[..., Any],
+        self, upload: Upload, requests: AsyncIterator[UploadRequest], respond: Callable[..., Any]
     ) -> AsyncIterator[Any]:
         """Yield the answers to one upload; `respond` builds the message of each."""
         slot = self.slots.enter(upload.client)
@@ -155,7 +129,7 @@ class UploadReceiver:
                 self._counters.resumed()
             yield respond(grant=pb.Grant(offset=from_byte))
             await self._chunks(upload, requests, receiver, part, slot)
-            upload.received(Sent(receiver.num_bytes - from_byte, self._clock() - granted_s))
+            upload.received(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
                 receipt = await self._finish(upload, part)
             except OSError:
@@ -165,9 +139,7 @@ class UploadReceiver:
                 raise
             self._disk_space.accept()
             yield respond(receipt=receipt)
-        except (
-            FileNotFoundError
-        ):  # its spool is gone: the step ended, or another upload committed first
+        except FileNotFoundError:  # the step ended, or another upload committed first
             unwanted = upload.receipt_if_unwanted()
             if unwanted is None:
                 raise NoProgress(
@@ -205,18 +177,11 @@ class UploadReceiver:
     def _unheard(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
         error = None if finishing.cancelled() else finishing.exception()
         if isinstance(error, Exception):
-            self._refusals.count_error(client, error)
+            self._count_error(client, error)
 
-    @contextmanager
-    def refused_if_full(self) -> Iterator[None]:
-        """Raise DiskFull if an error means that the disk is full, and record it."""
-        try:
-            with refused_if_full():
-                yield
-        except DiskFull as refusal:
-            assert isinstance(refusal.__cause__, OSError)
-            self._disk_space.refuse(self._disk, refusal.__cause__, self._clock())
-            raise
+    def refused_if_full(self) -> AbstractContextManager[None]:
+        """Return a context that raises DiskFull if the disk has no space for an upload."""
+        return self._disk_space.refused_if_full(self._disk, self._clock)
 
     async def _chunks(
         self,

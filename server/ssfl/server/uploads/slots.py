@@ -62,9 +62,7 @@ class UploadSlots:
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    {waiting, slot.replaced},
-                    timeout=every_s,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    {waiting, slot.replaced}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 slot.check()
                 if done:

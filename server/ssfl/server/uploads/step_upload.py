@@ -1,6 +1,7 @@
 """An upload to a step of the run: the common part of scores and updates."""
 
 import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,38 +9,46 @@ from ssfl.durable.failpoints import failpoint
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import encoding_word
-from ssfl.server.errors import InvalidRequest
+from ssfl.server.errors import InvalidRequest, UpdateConflict
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.run import events
 from ssfl.server.run.events import Event, Reply
 from ssfl.server.run.machine import late_reply
 from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.storage.spool import Spool
-from ssfl.server.storage.upload_files import PartialUpload
+from ssfl.server.storage.upload_files import Block, PartialUpload
 from ssfl.server.uploads.client_models import ClientModels
-from ssfl.server.uploads.receipts import receipt_of
-from ssfl.server.uploads.receive import Sent
-from ssfl.server.uploads.verify import VerifiedUpload
+from ssfl.server.uploads.verify import BlockCheck, VerifiedUpload, verify_coded, verify_plain
 from ssfl.v1 import transfer_pb2
+
+PLAIN = (transfer_pb2.ENCODING_DENSE, transfer_pb2.ENCODING_VALUES_ONLY)  # bytes are values
+_OUTCOMES = {
+    Reply.ACCEPTED: transfer_pb2.OUTCOME_ACCEPTED,
+    Reply.ALREADY_ACCEPTED: transfer_pb2.OUTCOME_ALREADY_ACCEPTED,
+    Reply.STEP_CLOSED: transfer_pb2.OUTCOME_STEP_CLOSED,
+}
+
+
+def outcome_of(reply: Reply) -> transfer_pb2.Outcome:
+    """Return the outcome for a reply of the run; raise UpdateConflict for a conflict."""
+    if reply is Reply.CONFLICT:
+        raise UpdateConflict("other bytes of this client were accepted in this step")
+    return _OUTCOMES[reply]
+
+
+def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
+    """Return the receipt that ends an upload."""
+    return transfer_pb2.Receipt(outcome=outcome_of(reply))
 
 
 class Run(Protocol):
     """The run as an upload sees it: the run loop."""
 
-    @property
-    def state(self) -> RunState: ...
-    @property
-    def clock(self) -> Any: ...
+    state: RunState
+    clock: Callable[[], float]
+
     async def current_model(self) -> ModelState | None: ...
     async def post(self, event: Event) -> Reply: ...
-
-
-class TaskTimes(Protocol):
-    """Times at which clients were sent their tasks: the presence table."""
-
-    def task_times(
-        self, client: ClientId, step: int, began_s: float, now_s: float
-    ) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +58,8 @@ class UploadServices:
     run: Run
     spool: Spool
     counters: ProcessCounters
-    presence: TaskTimes
+    task_times: Callable[[ClientId, int, float, float], dict[str, float]]  # of presence
     models: ClientModels
-
-    def step_for(self, number: int, work: Work, member: Member) -> Step | None:
-        """Return the step that an upload is for; None if it closed without this client.
-
-        The upload counts with the weight that the step began with. The sample count in
-        its header may differ: the site's data may have changed since the last Join.
-        """
-        return open_step(self.run.state, number, work, member)
 
     def late_receipt(
         self, step: int, member: Member, payload: transfer_pb2.Payload
@@ -71,7 +72,11 @@ class UploadServices:
 
 
 def open_step(state: RunState, number: int, work: Work, member: Member) -> Step | None:
-    """Return the step that an answer is for; None if it closed without this client."""
+    """Return the step that an answer is for; None if it closed without this client.
+
+    An upload counts with the weight that the step began with. The sample count in its header may
+    differ: the site's data may have changed since the last Join.
+    """
     step = state.step
     if step is None or step.number != number or step.work is not work:
         return None
@@ -83,7 +88,7 @@ def open_step(state: RunState, number: int, work: Work, member: Member) -> Step 
 
 
 class StepUpload:
-    """An upload that was admitted to a step; subclasses verify its values."""
+    """An upload that was admitted to a step; subclasses decode its values."""
 
     phase = ""  # in the ledger
 
@@ -94,8 +99,10 @@ class StepUpload:
         step: Step,
         payload: transfer_pb2.Payload,
         report: dict[str, Any],
+        check: BlockCheck,
+        count: int,
     ) -> None:
-        """`report` is the header's account of the client's work, for the history."""
+        """Take the `report` of the client's work, for the history, and its number of values."""
         self.client = member.client
         self.step = step.number
         self.payload = payload
@@ -103,6 +110,8 @@ class StepUpload:
         self._member = member
         self._work = step.work
         self._report = report
+        self._check = check
+        self._count = count
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         """Return the receipt if the step no longer wants this upload; None while it does."""
@@ -116,38 +125,38 @@ class StepUpload:
         same = before.digest == self.payload.digest.hex()
         return receipt_of(Reply.ALREADY_ACCEPTED if same else Reply.CONFLICT)
 
-    def received(self, sent: Sent) -> None:
+    def received(self, num_bytes: int, seconds: float) -> None:
         """Record that the last byte has arrived."""
         run = self._services.run
-        times = self._services.presence.task_times(
+        times = self._services.task_times(
             self.client, self.step, run.state.step_began_s, run.clock()
         )
         self._report = {
             **self._report,
             "encoding": encoding_word(self.payload.encoding),
-            "upload_bytes": sent.num_bytes,
-            "upload_s": sent.seconds,
+            "upload_bytes": num_bytes,
+            "upload_s": seconds,
             **times,
         }
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
         """Return the verified upload; runs on a worker thread."""
+        if self.payload.encoding in PLAIN:
+            return verify_plain(part, self.payload.digest, self._count, self._check)
+        return verify_coded(part, self.payload.digest, self._decoded(part.view()), self._check)
+
+    def _decoded(self, data: memoryview) -> Iterator[Block]:
         raise NotImplementedError
 
     async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
         """Store a verified upload and post it. After a crash, both or neither count."""
         services = self._services
         await asyncio.to_thread(services.spool.keep, part, found.values)
-        reply = await services.run.post(
-            events.UploadReceived(
-                self.step,
-                self.client,
-                self.payload.digest.hex(),
-                found.largest,
-                {**self._report, **found.report},
-                found.digest.hex(),
-            )
-        )
+        event = events.UploadReceived(
+            self.step, self.client, self.payload.digest.hex(), found.largest,
+            {**self._report, **found.report}, found.digest.hex(),
+        )  # fmt: skip
+        reply = await services.run.post(event)
         if reply is Reply.STEP_CLOSED:
             services.counters.late += 1
         if reply in (Reply.CONFLICT, Reply.STEP_CLOSED):  # it does not count: free its space

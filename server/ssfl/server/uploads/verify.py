@@ -7,7 +7,6 @@ hashes them. For coded uploads it also writes the file that will be folded.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -17,15 +16,10 @@ from ssfl.method import norm_clip
 from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
+from ssfl.method.model_state import Vector
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
-from ssfl.server.storage.upload_files import (
-    Block,
-    PartialUpload,
-    StagedValues,
-    StoredValues,
-    Vector,
-)
+from ssfl.server.storage.upload_files import Block, PartialUpload, StagedValues, StoredValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +28,8 @@ class VerifiedUpload:
 
     values: StoredValues  # the file to fold
     digest: bytes  # SHA-256 of `values`
-    num_values: int
     largest: float  # |value|, as sent
     report: Mapping[str, float] = field(default_factory=dict)  # for the history
-
-
-class BlockCheck(Protocol):
-    """The rule for the values of one kind of upload."""
-
-    def largest(self, start: int, block: Vector) -> float:
-        """Return the largest |value| of a block; raise BadValues for a value that breaks the rule.
-
-        `start` is the offset of the block's first value.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +41,7 @@ class ScoreCheck:
     signed: bool = False
 
     def largest(self, start: int, block: Vector) -> float:
+        """Return the largest |value| of the block at `start`; raise BadValues for a bad one."""
         size = np.abs(block) if self.signed else block
         bad = ~((size >= 0) & (size < np.inf))
         if bad.any():
@@ -80,6 +63,7 @@ class ValueCheck:
     mask: Mask
 
     def largest(self, start: int, block: Vector) -> float:
+        """Return the largest |value| of the block at `start`; raise BadValues for a bad one."""
         size = np.abs(block)
         bad = ~(size <= VALUE_BOUND)
         if bad.any():
@@ -97,6 +81,9 @@ class ValueCheck:
         if place < kept:
             return manifest.tensor_at(int(np.flatnonzero(self.mask.bools())[place]))
         return manifest.tensor_at(manifest.num_masked + place - kept)
+
+
+BlockCheck = ScoreCheck | ValueCheck
 
 
 def largest_of(blocks: Iterable[Block], check: BlockCheck) -> float:
@@ -133,14 +120,13 @@ def _read_once(
     check: BlockCheck,
     staged: StagedValues | None = None,
 ) -> VerifiedUpload:
-    largest, count, hashed = 0.0, 0, hashlib.sha256()
+    largest, hashed = 0.0, hashlib.sha256()
     for start, block in blocks:
         largest = max(largest, check.largest(start, block))
-        count += block.size
         hashed.update(values_only.encode(block))
         if staged is not None:
             staged.write(block)
-    return VerifiedUpload(values, hashed.digest(), count, largest)
+    return VerifiedUpload(values, hashed.digest(), largest)
 
 
 def clip_update(

@@ -202,7 +202,7 @@ class RunCollector(Collector):
     def _disk_and_memory(self) -> Iterator[Metric]:
         yield one(series.JOURNAL_BYTES, self._run.published_journal_bytes)
         yield one(series.SPOOL_BYTES, self._spool.num_bytes)
-        yield one(series.UPLOADS, self._uploads.in_flight)
+        yield one(series.UPLOADS, self._uploads.slots.held)
         yield one(series.UPLOAD_SLOTS, self._uploads.num_slots)
         usage = {
             name: shutil.disk_usage(folder)

@@ -18,8 +18,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.ssfl import ENOUGH_BATCHES
 from ssfl.program.version import ssfl_version
-from ssfl.server.broadcast.settings_message import settings_to_message
-from ssfl.server.broadcast.tasks import CHUNK_BYTES
+from ssfl.server.broadcast.tasks import CHUNK_BYTES, settings_to_message
 from ssfl.server.rpc.request_checks import PROTOCOL_VERSION
 from ssfl.server.rpc.session_numbers import LARGEST
 from ssfl.server.uploads.encoding_choice import LOSSY

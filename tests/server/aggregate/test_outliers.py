@@ -3,8 +3,8 @@
 import pytest
 
 from ssfl.method.strategies.contract import ClientId
+from ssfl.server.aggregate.step_sum import outliers
 from ssfl.server.run.facts import UploadAccepted
-from ssfl.server.run.outliers import outliers
 
 
 def found(*largest: float) -> list[str]:

@@ -1,22 +1,46 @@
-"""The answer to TRAIN: the values of one client after training."""
+"""The answers to SCORE, one score for each masked weight, and to TRAIN, the trained values."""
 
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import InvalidRequest, StaleBase, StaleMask
 from ssfl.server.run.state import Member, Step
-from ssfl.server.storage.upload_files import PartialUpload
-from ssfl.server.uploads.decode import check_update, update_blocks
-from ssfl.server.uploads.step_upload import StepUpload, UploadServices
-from ssfl.server.uploads.verify import (
-    ValueCheck,
-    VerifiedUpload,
-    clip_update,
-    verify_coded,
-    verify_plain,
-)
-from ssfl.v1 import transfer_pb2, update_pb2
+from ssfl.server.storage.upload_files import Block, PartialUpload
+from ssfl.server.uploads.decode import check_scores, check_update, score_blocks, update_blocks
+from ssfl.server.uploads.step_upload import StepUpload, UploadServices, open_step
+from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, VerifiedUpload, clip_update
+from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
+
+
+class ScoreUpload(StepUpload):
+    """The scores of one client."""
+
+    phase = "scores"
+
+    @classmethod
+    async def admit(
+        cls, services: UploadServices, member: Member, header: saliency_pb2.SaliencyReport
+    ) -> "ScoreUpload | transfer_pb2.Receipt":
+        """Check a header against the run; return the upload, or the receipt that ends it."""
+        model = await services.run.current_model()
+        step = open_step(services.run.state, header.step, Work.SCORE, member)
+        if step is None or model is None:
+            return services.late_receipt(header.step, member, header.scores)
+        if header.manifest_digest != model.manifest.digest:
+            raise StaleBase("the scores are for another model: join again")
+        if header.initial_digest != await asyncio.to_thread(lambda: model.whole_digest):
+            raise StaleBase("the scores are for other weights: ask for the task again")
+        report, count = {"work_s": header.work_s}, model.manifest.num_masked
+        check_scores(header.scores, count, services.run.state.settings)
+        check = ScoreCheck(member.client, model.manifest, signed=step.criterion == "grasp")
+        upload = cls(services, member, step, header.scores, report, check, count)
+        return upload.receipt_if_unwanted() or upload
+
+    def _decoded(self, data: memoryview) -> Iterator[Block]:
+        return score_blocks(data, self.payload, self._count)
 
 
 class UpdateUpload(StepUpload):
@@ -33,11 +57,11 @@ class UpdateUpload(StepUpload):
         base: ModelState,
     ) -> None:
         """`base` is the model that the client was sent."""
-        super().__init__(services, member, step, header.values, _report(header))
         assert base.mask is not None and base.values is not None
+        check, count = ValueCheck(member.client, base.manifest, base.mask), base.values.size
+        super().__init__(services, member, step, header.values, _report(header), check, count)
         self._base = base.values
         self._settings = services.run.state.settings
-        self._check = ValueCheck(self.client, base.manifest, base.mask)
 
     @classmethod
     async def admit(
@@ -45,10 +69,16 @@ class UpdateUpload(StepUpload):
     ) -> "UpdateUpload | transfer_pb2.Receipt":
         """Check a header against the run; return the upload, or the receipt that ends it."""
         model = await services.run.current_model()
-        step = services.step_for(header.step, Work.TRAIN, member)
+        step = open_step(services.run.state, header.step, Work.TRAIN, member)
         if step is None or model is None:
             receipt = services.late_receipt(header.step, member, header.values)
-            _refuse_old_mask(header, receipt, services.run.state.mask_epoch)
+            epoch = services.run.state.mask_epoch
+            counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
+            if not counted and header.mask_epoch < epoch:
+                raise StaleMask(
+                    f"the update was made under mask {header.mask_epoch}, the run has mask "
+                    f"{epoch}: ask for the next task"
+                )
             return receipt
         base = await services.models.base_of(member.client, model)
         _check_base(header, base)
@@ -59,13 +89,11 @@ class UpdateUpload(StepUpload):
         return upload.receipt_if_unwanted() or upload
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
-        digest, base = self.payload.digest, self._base
-        if self.payload.encoding == transfer_pb2.ENCODING_VALUES_ONLY:
-            found = verify_plain(part, digest, base.size, self._check)
-        else:
-            blocks = update_blocks(part.view(), self.payload, base, self._settings)
-            found = verify_coded(part, digest, blocks, self._check)
-        return clip_update(part, found, base, self._settings.max_update_norm)
+        found = super().verify(part)
+        return clip_update(part, found, self._base, self._settings.max_update_norm)
+
+    def _decoded(self, data: memoryview) -> Iterator[Block]:
+        return update_blocks(data, self.payload, self._base, self._settings)
 
 
 def evaluation_of(message: update_pb2.Evaluation) -> dict[str, Any]:
@@ -99,15 +127,3 @@ def _check_base(header: update_pb2.SparseUpdate, base: ModelState) -> None:
         )
     if header.base_digest != base.base_digest:
         raise StaleBase("the update started from other values: ask for the task again")
-
-
-def _refuse_old_mask(
-    header: update_pb2.SparseUpdate, receipt: transfer_pb2.Receipt, mask_epoch: int
-) -> None:
-    """Raise StaleMask for a late update under an earlier mask that did not count."""
-    counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
-    if not counted and header.mask_epoch < mask_epoch:
-        raise StaleMask(
-            f"the update was made under mask {header.mask_epoch}, the run has mask {mask_epoch}: "
-            "ask for the next task"
-        )
