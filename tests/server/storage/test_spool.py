@@ -234,3 +234,22 @@ def test_a_changed_or_missing_accepted_upload_is_reported(tmp_path: Path) -> Non
     for stored in ("", "ab"):
         with pytest.raises(StateError, match=r"c1\.bin is missing, an accepted upload: restore"):
             check_stored(values, stored)
+
+
+def test_a_part_of_an_earlier_process_is_dropped_when_another_upload_arrives(
+    tmp_path: Path,
+) -> None:
+    left = Spool(tmp_path / "spool").part(3, C1, ONE)
+    left.append(b"abc")
+    again = Spool(tmp_path / "spool")
+    assert again.part(3, C1, TWO).num_bytes == 0
+    assert not left.path.exists()
+
+
+def test_the_folder_of_a_step_is_read_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool.part(3, C1, ONE)
+    monkeypatch.setattr(os, "scandir", None)  # a call would fail
+    part = spool.part(3, ClientId("another"), ONE)
+    part.append(b"abc")
+    spool.keep(part, part.values)
+    assert spool.part(3, C1, TWO).num_bytes == 0

@@ -16,6 +16,7 @@ still in progress then fails.
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +43,9 @@ class Spool:
         """
         self.root = root
         self._accepted = accepted
-        self._named = -1  # the step whose folder is synced
+        self._lock = threading.Lock()
+        self._step = -1  # the step whose folder is synced, and whose parts are known
+        self._parts: dict[ClientId, Path] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -58,14 +61,16 @@ class Spool:
         """Return the file of an upload in progress; drop an unfinished other one of the client."""
         folder = self.root / str(step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # uploads are not encrypted
-        if step != self._named:  # or a power cut could lose a synced file with its folder
-            sync_directory(self.root)
-            sync_directory(self.root.parent)
-            self._named = step
         path = folder / f"{client}.{digest.hex()[:16]}.part"
-        for other in _named(folder, f"{client}.", ".part"):
-            if other != path and other.stem.rpartition(".")[0] == client:
-                other.unlink(missing_ok=True)
+        with self._lock:
+            if step != self._step:  # or a power cut could lose a synced file with its folder
+                sync_directory(self.root)
+                sync_directory(self.root.parent)
+                self._step, self._parts = step, _parts_in(folder)
+            other = self._parts.get(client, path)
+            self._parts[client] = path
+        if other != path:
+            other.unlink(missing_ok=True)
         path.touch()
         return PartialUpload(path)
 
@@ -90,8 +95,6 @@ class Spool:
         values.path.rename(path.with_suffix(".bin"))
         failpoint("spool.renamed")
         part.drop()
-        for left in _named(folder, f"{path.stem}.", ".plain"):  # by an interrupted call
-            left.unlink(missing_ok=True)
         sync_directory(folder)
         failpoint("spool.kept")
 
@@ -180,10 +183,9 @@ class KeptUploads:
         return self.find(step, client, digest.hex()).read(start, count)
 
 
-def _named(folder: Path, begin: str, end: str) -> list[Path]:
-    """Return the files with this prefix and suffix; `glob` would cache a pattern for each."""
-    names = (entry.name for entry in os.scandir(folder))
-    return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
+def _parts_in(folder: Path) -> dict[ClientId, Path]:
+    """Return the unfinished uploads of a step, which an earlier process may have left."""
+    return {ClientId(path.stem.rpartition(".")[0]): path for path in folder.glob("*.part")}
 
 
 def read_sums(folder: Path) -> dict[str, str]:

@@ -255,7 +255,11 @@ class UploadReceiver:
 
 async def _verify_and_commit(upload: Upload, part: PartialUpload) -> pb.Receipt:
     found = await asyncio.to_thread(upload.verify, part)
-    return await upload.commit(part, found)
+    try:
+        return await upload.commit(part, found)
+    finally:
+        if found.values != part.values:
+            found.values.drop()  # decoded values that could not be kept
 
 
 async def _written(part: PartialUpload, data: bytes) -> None:
