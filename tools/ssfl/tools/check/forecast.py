@@ -12,8 +12,8 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.tools.check.site_trial import Pace
 from ssfl.tools.plan.link import Link
-from ssfl.tools.plan.result import RunPlan, Seconds
-from ssfl.tools.plan.sizes import Size
+from ssfl.tools.plan.result import RunPlan
+from ssfl.tools.plan.sizes import Seconds, Size
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 
 SPARSITIES = ("0.5", "0.9", "0.95")
@@ -43,8 +43,7 @@ class Forecast:
         """Download, work and upload in sequence."""
         if self.download is None or self.upload is None or self.work_s is None:
             return None
-        work = Seconds(self.work_s, self.work_s, self.work_s)
-        return self.download + work + self.upload
+        return self.download + Seconds.fixed(self.work_s) + self.upload
 
     def document(self) -> dict[str, Any]:
         """Return this forecast as plain types, for JSON."""
@@ -83,13 +82,16 @@ def forecasts(
     if is_run:
         wanted.append((run, "this run"))
         if (warm := run.warmup_rounds) > terms.rounds_done:
-            wanted.append(
-                (_with_sparsity(run, "0", "fedavg"), f"the first {plural(warm, 'round')}")
-            )
+            dense = _with_sparsity(run, "0", "fedavg")
+            wanted.append((dense, f"the first {plural(warm, 'round')}"))
     found = []
     for variant, rounds in wanted:
         with suppress(DensityError):
-            found.append(_forecast(manifest, variant, terms, link, pace, rounds))
+            plan = plan_run(
+                manifest, variant, terms.upload_slots, reference_coding=terms.reference_coding,
+                link=link, site=PlannedSite(num_frozen=terms.num_frozen),
+            )  # fmt: skip
+            found.append(_forecast(plan, terms, pace, rounds))
     return sorted(found, key=lambda forecast: -forecast.num_kept)
 
 
@@ -115,22 +117,11 @@ def _has_sparsity(run: RunSettings, sparsity: str) -> bool:
     return not other and Decimal(run.sparsity) == Decimal(sparsity)
 
 
-def _forecast(
-    manifest: Manifest,
-    run: RunSettings,
-    terms: Terms,
-    link: Link | None,
-    pace: Pace | None,
-    rounds: str,
-) -> Forecast:
-    plan: RunPlan = plan_run(
-        manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link,
-        site=PlannedSite(num_frozen=terms.num_frozen),
-    )  # fmt: skip
+def _forecast(plan: RunPlan, terms: Terms, pace: Pace | None, rounds: str) -> Forecast:
     times, agreed = plan.times, [mask.first for mask in plan.masks if mask.is_agreed]
     to_come = [number for number in agreed if number > terms.rounds_done or not terms.has_begun]
     return Forecast(
-        sparsity_of(run),
+        sparsity_of(plan.settings),
         rounds == "this run",
         rounds,
         plan.num_kept,

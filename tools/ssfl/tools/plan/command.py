@@ -80,8 +80,7 @@ class PlanConfig:
     down: str = setting("", "rate from coordinator to client")
     rtt: str = setting("", "round trip, such as 50ms")
     coordinator_link: str = setting(
-        "",
-        "rate of the coordinator's link, shared by its clients; unlimited by default",
+        "", "rate of the coordinator's link, shared by its clients; unlimited by default"
     )
     json: bool = setting(False, "print JSON, in bytes and seconds")
 
@@ -103,10 +102,9 @@ class PlanConfig:
             raise SettingsError("--up, --down and --rtt belong together: give all three")
         if self.coordinator_link and not (self.link or self.up):
             raise SettingsError("--coordinator-link needs the clients' links, too: give --link")
-        if self.clients_per_round > self.clients:
+        if (wanted := self.clients_per_round) > self.clients:
             raise SettingsError(
-                f"--clients-per-round {self.clients_per_round} is more than "
-                f"--clients {self.clients}"
+                f"--clients-per-round {wanted} is more than --clients {self.clients}"
             )
         self.client_link()
         self.coordinator_bits_per_s()
@@ -125,19 +123,15 @@ class PlanConfig:
     def client_link(self) -> Link | None:
         """Return the clients' link, or None."""
         if self.link:
-            return _for_flag("--link", lambda: parse_link(self.link))
+            return _parse("--link", parse_link, self.link)
         if not self.up:
             return None
-        return Link(
-            _for_flag("--up", lambda: parse_rate(self.up)),
-            _for_flag("--down", lambda: parse_rate(self.down)),
-            _for_flag("--rtt", lambda: parse_time(self.rtt)),
-        )
+        up, down = _parse("--up", parse_rate, self.up), _parse("--down", parse_rate, self.down)
+        return Link(up, down, _parse("--rtt", parse_time, self.rtt))
 
     def coordinator_bits_per_s(self) -> float | None:
-        if not self.coordinator_link:
-            return None
-        return _for_flag("--coordinator-link", lambda: parse_rate(self.coordinator_link))
+        text = self.coordinator_link
+        return _parse("--coordinator-link", parse_rate, text) if text else None
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
         """Return the run's settings as the coordinator would have them."""
@@ -149,9 +143,9 @@ class PlanConfig:
         )
 
 
-def _for_flag(flag: str, parse: Callable[[], Parsed]) -> Parsed:
+def _parse(flag: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
     try:
-        return parse()
+        return parse(text)
     except SettingsError as error:
         raise SettingsError(f"{flag}: {error}") from error
 
@@ -166,16 +160,11 @@ def plan(argv: Sequence[str]) -> int:
         runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
         dense, *sparse = [
             plan_run(
-                manifest,
-                run,
-                config.upload_slots,
-                reference_coding=config.reference_coding != "off",
-                link=link,
-                coordinator_bits_per_s=coordinator,
-                site=site,
+                manifest, run, config.upload_slots, link=link, coordinator_bits_per_s=coordinator,
+                reference_coding=config.reference_coding != "off", site=site,
             )
             for run in runs
-        ]
+        ]  # fmt: skip
     except DensityError as error:
         raise usage_error(f"--sparsity: {error}") from error
     if config.json:
@@ -197,11 +186,8 @@ def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
         from ssfl.learning.describe import manifest_of, num_frozen
         from ssfl.learning.load_task import load_task
 
-        task, run, site = (
-            load_task(config.task),
-            config.run_settings(config.sparsities()[0]),
-            PlannedSite(),
-        )
+        task, run = load_task(config.task), config.run_settings(config.sparsities()[0])
+        site = PlannedSite()
         if config.data:
             shard = load_data(task, config.data, config.data_root)
             model = task.build_model(run, shard)

@@ -60,6 +60,11 @@ def _transfer_s(message_bytes: int, bits_per_s: float, rtt_s: float) -> float:
     return rtt_s / 2 + rounds * rtt_s + left / goodput
 
 
+def framed_bits(payload_bytes: float) -> float:
+    """Return the bits of payload bytes on the wire, with TCP, IP and HTTP/2 headers."""
+    return 8 * payload_bytes * (1 + FRAME_HEADER_BYTES / FRAME_BYTES) * PACKET_BYTES / SEGMENT_BYTES
+
+
 def parse_rate(text: str) -> float:
     """Return bits per second.
 

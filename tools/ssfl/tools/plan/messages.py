@@ -6,7 +6,7 @@ site, its name, the digits of an evaluation. Together they are some bytes per me
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -34,14 +34,15 @@ CLIENT_ID = "shard_00"
 FINGERPRINT = "torch 2.13.0+cpu, AVX2, 1 thread, numpy 2.4.1"
 SECONDS = 1.5  # any double that is not 0
 _DENSE = transfer_pb2.ENCODING_DENSE
+_ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
 NAMES_SHOWN = 5  # in the reason of a `waiting`
 
 
-def download_bytes(payload_bytes: int, offset: int = 0) -> int:
+def download_bytes(payload_bytes: int) -> int:
     """Return the message bytes of a payload's chunks to a client."""
     return sum(
-        _chunk_bytes(pb.NextTaskResponse, _varint_bytes(offset + at), size)
-        for at, size in _chunks(payload_bytes)
+        _chunk_bytes(pb.NextTaskResponse, _varint_bytes(at), min(CHUNK_BYTES, payload_bytes - at))
+        for at in range(0, payload_bytes, CHUNK_BYTES)
     )
 
 
@@ -57,11 +58,6 @@ def upload_bytes(payload_bytes: int, bits_per_s: float | None, request: Callable
         now_s += 8 * size / bits_per_s if bits_per_s else 0.0
         sizer.record_sent(size)
     return total
-
-
-def _chunks(payload_bytes: int) -> Iterator[tuple[int, int]]:
-    for at in range(0, payload_bytes, CHUNK_BYTES):
-        yield at, min(CHUNK_BYTES, payload_bytes - at)
 
 
 @lru_cache(maxsize=4096)
@@ -89,10 +85,6 @@ class Messages:
     @property
     def caller(self) -> pb.Caller:
         return pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=LARGEST)
-
-    @property
-    def all_kept(self) -> bool:
-        return self.num_kept == self.manifest.num_masked
 
     def join_request(self, *, built: bool) -> int:
         return pb.JoinRequest(
@@ -142,15 +134,7 @@ class Messages:
             header.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return pb.SendInitialRequest(caller=self.caller, header=header).ByteSize()
 
-    def score_task(
-        self,
-        step: int,
-        scores: CodedSize,
-        num_decisive: int,
-        payload_bytes: int,
-        *,
-        is_refresh: bool = False,
-    ) -> int:
+    def score_task(self, step: int, scores: CodedSize, num_decisive: int, *, refresh: bool) -> int:
         """Return the size of a SCORE task; one for a refresh names the model to score."""
         work = pb.ScoreTask(
             criterion="saliency",
@@ -160,7 +144,7 @@ class Messages:
             or math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
             num_kept=self.num_kept,
         )
-        if is_refresh:
+        if refresh:
             work.scoring_epoch = 1
             work.mask.CopyFrom(self._mask(0))
             work.base_digest = DIGEST
@@ -168,8 +152,6 @@ class Messages:
         if scores.encoding != _DENSE:
             work.report_encoding = scores.encoding
             work.num_coded = num_decisive
-        if payload_bytes:
-            work.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return _task(step, score=work)
 
     def score_report(self, step: int, scores: CodedSize, payload_bytes: int) -> int:
@@ -254,24 +236,20 @@ class Messages:
 
     def upload_answers(self) -> int:
         """Return the size of a grant and a receipt."""
-        receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
-        answers = (
-            pb.SendUpdateResponse(grant=transfer_pb2.Grant()),
-            pb.SendUpdateResponse(receipt=receipt),
-        )
-        return sum(answer.ByteSize() for answer in answers)
+        grant = pb.SendUpdateResponse(grant=transfer_pb2.Grant())
+        return grant.ByteSize() + pb.SendUpdateResponse(receipt=_ACCEPTED).ByteSize()
 
     def receipt(self) -> int:
-        receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
-        return pb.SendInitialResponse(receipt=receipt).ByteSize()
+        return pb.SendInitialResponse(receipt=_ACCEPTED).ByteSize()
 
     def leave(self) -> int:
         request = pb.LeaveRequest(caller=self.caller, reason=pb.LEAVE_REASON_FINISHED)
         return request.ByteSize() + pb.LeaveResponse().ByteSize()
 
     def _mask(self, payload_bytes: int) -> mask_pb2.MaskBroadcast:
+        all_kept = self.num_kept == self.manifest.num_masked
         message = mask_pb2.MaskBroadcast(
-            mask_digest=DIGEST, mask_epoch=1, num_kept=self.num_kept, all_kept=self.all_kept
+            mask_digest=DIGEST, mask_epoch=1, num_kept=self.num_kept, all_kept=all_kept
         )
         if payload_bytes:
             message.mask.CopyFrom(_payload(transfer_pb2.ENCODING_BITMASK_SORTED, payload_bytes))
