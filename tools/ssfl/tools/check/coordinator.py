@@ -11,10 +11,10 @@ from ssfl.client.connection import open_channel, stub_for
 from ssfl.client.errors import reason_of
 from ssfl.datasets.wording import plural
 from ssfl.program.exits import ExitCode
-from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
 from ssfl.tools.check.probe import PROTOCOL_VERSION, CoordinatorReply, Question, ask, measure
 from ssfl.tools.check.steps import CheckResult, Owner, Remedy, StepFailed, Steps
+from ssfl.tools.operate.admin_client import details_of
 from ssfl.tools.plan.link import Link
 from ssfl.v1 import admin_pb2, admin_pb2_grpc
 from ssfl.v1 import coordinator_pb2 as pb
@@ -127,7 +127,7 @@ class PreflightSession:
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 remedy = Remedy(Owner.YOU, "try again")
-                return CheckResult(f"not asked: {_details(error)}", remedy)
+                return CheckResult(f"not asked: {details_of(error)}", remedy)
             raise self._refused(error) from error
         _raise_refusal(answer)
         run, text = answer.settings, plural(num_samples, "training sample")
@@ -159,16 +159,16 @@ class PreflightSession:
         except grpc.RpcError as error:
             if reason_of(error) == "too_many_checks":
                 remedy = Remedy(Owner.YOU, "try again for a forecast of times")
-                return CheckResult(f"not measured: {_details(error)}", remedy)
+                return CheckResult(f"not measured: {details_of(error)}", remedy)
             remedy = Remedy(Owner.NETWORK, "find out what cuts the connection after some megabytes")
-            text = f"a transfer failed: {_details(error)}"
+            text = f"a transfer failed: {details_of(error)}"
             raise StepFailed(text, remedy, ExitCode.UNREACHABLE) from error
         up, down = map(_rate, (self.link.up_bits_per_s, self.link.down_bits_per_s))
         return CheckResult(f"{up} up, {down} down, round trip {1000 * self.link.rtt_s:.1f} ms")
 
     def _refused(self, error: grpc.RpcError) -> StepFailed:
         """Return the failure of a question that got no answer."""
-        reason, text = reason_of(error), _details(error)
+        reason, text = reason_of(error), details_of(error)
         if reason:
             code = ExitCode.UNREACHABLE if reason == "too_many_checks" else ExitCode.REFUSED
             return StepFailed(text, _remedy_for(reason, text), code)
@@ -220,10 +220,6 @@ def _remedy_for(reason: str, text: str) -> Remedy:
         found = re.search(r"in (\d+) s", text)
         return Remedy(Owner.YOU, f"try again in {found[1] if found else 10} s")
     return _REMEDIES.get(reason, Remedy(Owner.OPERATOR, text))
-
-
-def _details(error: grpc.RpcError) -> str:
-    return printable(error.details() or error.code().name.lower())
 
 
 def _rate(bits_per_s: float) -> str:
