@@ -3,65 +3,47 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from ssfl.program.exits import ExitCode, ProgramError, run_program
+from ssfl.program.exits import ExitCode, run_program, usage_error
 from ssfl.program.version import ssfl_version
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A subcommand; its module is imported only when it is called."""
-
-    group: str
-    name: str
-    module: str
-    text: str
-
-
-COMMANDS = (
-    Command(
-        "try",
-        "demo",
-        "local.demo",
-        "run a federation on this machine, sparse and dense, and compare",
-    ),
-    Command(
-        "try",
-        "rehearse",
-        "local.rehearse",
-        "run a federation with your task and shards on this machine",
-    ),
-    Command(
-        "study",
-        "simulate",
-        "simulate.command",
-        "run many seeds and settings without sockets",
-    ),
-    Command("prepare", "shards", "shards.command", "cut a data set into shards, one per client"),
-    Command("prepare", "init", "model.init", "write the initial model of a run, for --init"),
-    Command("prepare", "certs", "certs.command", "make a test CA and certificates for TLS"),
-    Command(
-        "prepare", "check", "check.command", "check that this site can take part, without joining"
-    ),
-    Command("prepare", "plan", "plan.command", "predict a run's bytes and transfer times"),
-    Command("run", "start", "operate.command", "start the run without waiting for more clients"),
-    Command("run", "pause", "operate.command", "pause the run after the open step"),
-    Command("run", "resume", "operate.command", "continue a paused run"),
-    Command("run", "refresh-mask", "operate.command", "let all clients agree on a new mask"),
-    Command(
-        "run", "stop", "operate.command", "end the run now; the newest model becomes the final one"
-    ),
-    Command("run", "remove", "operate.command", "exclude a site, or readmit it"),
-    Command("watch", "status", "operate.command", "show the progress of a run and its clients"),
-    Command("watch", "clients", "operate.command", "show every client, those with problems first"),
-    Command(
-        "watch", "audit", "report.audit", "recompute a run from its journal and check every file"
-    ),
-    Command("watch", "report", "report.command", "write the report of a run, or compare two runs"),
-    Command("study", "paper", "simulate.paper", "test the paper's claims at a small scale"),
-    Command("use", "model", "model.command", "test the final model on a shard, or export it"),
-)
+# By group and name: the module below ssfl.tools with the function of that name, and the help. A
+# module is imported only when its command is called.
+COMMANDS = {
+    "try": {
+        "demo": ("local.demo", "run a federation on this machine, sparse and dense, and compare"),
+        "rehearse": (
+            "local.rehearse",
+            "run a federation with your task and shards on this machine",
+        ),
+    },
+    "study": {
+        "simulate": ("simulate.command", "run many seeds and settings without sockets"),
+        "paper": ("simulate.paper", "test the paper's claims at a small scale"),
+    },
+    "prepare": {
+        "shards": ("shards.command", "cut a data set into shards, one per client"),
+        "init": ("model.init", "write the initial model of a run, for --init"),
+        "certs": ("certs.command", "make a test CA and certificates for TLS"),
+        "check": ("check.command", "check that this site can take part, without joining"),
+        "plan": ("plan.command", "predict a run's bytes and transfer times"),
+    },
+    "run": {
+        "start": ("operate.command", "start the run without waiting for more clients"),
+        "pause": ("operate.command", "pause the run after the open step"),
+        "resume": ("operate.command", "continue a paused run"),
+        "refresh-mask": ("operate.command", "let all clients agree on a new mask"),
+        "stop": ("operate.command", "end the run now; the newest model becomes the final one"),
+        "remove": ("operate.command", "exclude a site, or readmit it"),
+    },
+    "watch": {
+        "status": ("operate.command", "show the progress of a run and its clients"),
+        "clients": ("operate.command", "show every client, those with problems first"),
+        "audit": ("report.audit", "recompute a run from its journal and check every file"),
+        "report": ("report.command", "write the report of a run, or compare two runs"),
+    },
+    "use": {"model": ("model.command", "test the final model on a shard, or export it")},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,21 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    command = next((known for known in COMMANDS if known.name == name), None)
-    if command is None:
-        names = ", ".join(known.name for known in COMMANDS)
-        raise ProgramError(f"no such command; the commands are: {names}", ExitCode.USAGE)
-    module = importlib.import_module(f"ssfl.tools.{command.module}")
+    modules = {known: module for group in COMMANDS.values() for known, (module, _) in group.items()}
+    if name not in modules:
+        raise usage_error(f"no such command; the commands are: {', '.join(modules)}")
+    module = importlib.import_module(f"ssfl.tools.{modules[name]}")
     body: Callable[[Sequence[str]], int] = getattr(module, name.replace("-", "_"))
     return body(arguments)
 
 
 def _help() -> str:
     lines = ["usage: ssfl COMMAND [flags]", "", "Sparse federated learning over gRPC.", ""]
-    for group in dict.fromkeys(command.group for command in COMMANDS):
-        lines.append(f"{group}:")
-        members = [command for command in COMMANDS if command.group == group]
-        lines += [f"  {command.name:<14}{command.text}" for command in members]
+    for group, commands in COMMANDS.items():
+        lines += [f"{group}:", *(f"  {name:<14}{text}" for name, (_, text) in commands.items())]
     lines += [
         "",
         "`ssfl COMMAND --help` describes a command. The two programs of a federation are",
