@@ -134,16 +134,13 @@ class CrashSchedule:
         """
         federation, suspended = self._federation, self._federation.clients[-1]
         federation.suspend(suspended)
-        others = len(started.cohort) - 1
+        step, enough = started.step, max(1, len(started.cohort) - 2)
         self._wait(
-            lambda: (
-                len(self._accepted(started.step)) >= max(1, others - 1)
-                or self._is_closed(started.step)
-            ),
+            lambda: len(self._uploads(step)) >= enough or self._is_closed(step),
             f"{what} are accepted",
         )
         federation.kill(COORDINATOR)
-        accepted, closed = self._accepted(started.step), self._is_closed(started.step)
+        accepted, closed = list(self._uploads(step)), self._is_closed(step)
         killed_s = time.monotonic()
         self._print(
             f"{where}: coordinator killed, {len(accepted)} of {len(started.cohort)} {what} accepted"
@@ -151,7 +148,7 @@ class CrashSchedule:
         federation.restart(COORDINATOR)
         federation.resume(suspended)
         back = time.monotonic() - killed_s
-        kept = len(self._accepted(started.step))
+        kept = len(self._uploads(step))
         self._print(f"{where}: coordinator back after {back:.1f} s, {kept} {what} still count")
         return [] if closed else accepted
 
@@ -174,7 +171,7 @@ class CrashSchedule:
             f"{received:,} of {total:,} bytes"
         )
         federation.restart(victim)
-        upload = self._wait(lambda: self._upload(step.step, victim), f"{victim} resumes")
+        upload = self._wait(lambda: self._uploads(step.step).get(victim), f"{victim} resumes")
         sent = int(upload.report["upload_bytes"])
         self._sent_twice = max(0, received - (total - sent))
         self._print(
@@ -206,13 +203,9 @@ class CrashSchedule:
                 started = None
         return started if started and started.work is work else None
 
-    def _accepted(self, step: int) -> list[ClientId]:
-        return [fact.client for fact in self._facts()
-                if isinstance(fact, UploadAccepted) and fact.step == step]  # fmt: skip
-
-    def _upload(self, step: int, client: ClientId) -> UploadAccepted | None:
+    def _uploads(self, step: int) -> dict[ClientId, UploadAccepted]:
         uploads = (fact for fact in self._facts() if isinstance(fact, UploadAccepted))
-        return next((fact for fact in uploads if (fact.step, fact.client) == (step, client)), None)
+        return {fact.client: fact for fact in uploads if fact.step == step}
 
     def _is_closed(self, step: int) -> bool:
         return any(isinstance(fact, StepClosed) and fact.step == step for fact in self._facts())
@@ -225,10 +218,8 @@ class CrashSchedule:
         while not (found := condition()):
             self._federation.ended()  # raises if a process failed
             if time.monotonic() > end_s:
-                raise ProgramError(
-                    f"not within {WAIT_S:g} s: {what}; the logs are in {self._federation.folder}",
-                    ExitCode.BUG,
-                )
+                logs = f"the logs are in {self._federation.folder}"
+                raise ProgramError(f"not within {WAIT_S:g} s: {what}; {logs}", ExitCode.BUG)
             time.sleep(POLL_S)
         return found
 

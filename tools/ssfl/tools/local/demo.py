@@ -20,15 +20,13 @@ from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
 from ssfl.tools.local.crash import CLIENTS, MAX_SPARSITY, MIN_ROUNDS, ROUNDS, crash, width_for
 from ssfl.tools.local.fork_server import shared_client_server
 from ssfl.tools.local.local_run import (
+    DENSE,
     LocalRunResult,
-    draw,
     federate,
     fresh_folder,
-    print_locations,
     require_modules,
-    results_table,
+    show_results,
     status_flags,
-    write_comparison_of,
 )
 from ssfl.tools.local.processes import LocalFederation
 from ssfl.tools.terminal import console
@@ -54,9 +52,7 @@ class DemoConfig:
     sparsity: str = setting("0.9", "share of weights to prune in the sparse run")
     seed: int = setting(0, "seed of data partition and training")
     status_port: int | None = setting(
-        None,
-        "port of the status page; 0: a free port; default: no status page",
-        le=65535,
+        None, "port of the status page; 0: a free port; default: no status page", le=65535
     )
     out: Path = setting(
         Path("runs/demo"), "folder for all output; replaces that of an earlier demo"
@@ -123,11 +119,8 @@ def _prepare(config: DemoConfig) -> Path:
 def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
     """Run the federation sparse and dense, and compare the results."""
     ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
-    dense = _federate(config, screen, shards, "dense", "dense")
-    screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
-    drawn = draw(config.out, [dense, ssfl])
-    print_locations(screen, config.out, ssfl, drawn)
-    write_comparison_of(screen, config.out, dense, ssfl)
+    dense = _federate(config, screen, shards, DENSE, DENSE)
+    show_results(screen, config.out, [dense, ssfl], "the same federation, dense and sparse")
     return ExitCode.DONE
 
 
@@ -149,11 +142,9 @@ def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
 def _federate(
     config: DemoConfig, screen: Console, shards: Path, name: str, title: str
 ) -> LocalRunResult:
-    flags = [
-        *_flags(config), "--strategy", "ssfl" if name == "ssfl" else "fedavg",
-        "--learning-rate", LEARNING_RATE,
-        "--reference-coding", "on" if name == "ssfl" else "off",
-    ]  # fmt: skip
+    strategy, coding = ("fedavg", "off") if name == DENSE else ("ssfl", "on")
+    flags = [*_flags(config), "--learning-rate", LEARNING_RATE]
+    flags += ["--strategy", strategy, "--reference-coding", coding]
     federation = LocalFederation(config.out / name, shards, flags, shard_names(shards))
     return federate(federation, name, screen, title)
 

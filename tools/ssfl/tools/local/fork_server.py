@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ssfl.durable import failpoints
-from ssfl.tools.local.with_parent import end_with_parent
+from ssfl.tools.local.with_parent import end_with_parent, with_parent
 
 CLIENT_MODULES = (
     "torch", "torch._dynamo",  # the first optimizer imports it
@@ -82,12 +82,11 @@ class ForkServer:
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid()),
-                 "ssfl.tools.local.fork_server", *modules],
+                [*with_parent(), "ssfl.tools.local.fork_server", *modules],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the owner alone
-            )  # fmt: skip
+            )
 
     def start(
         self,
@@ -101,12 +100,8 @@ class ForkServer:
         program: str = "",
     ) -> Forked:
         """Start `main` of a module; `program`, a path of a script or a name, is sys.argv[0]."""
-        request = {
-            "module": module,
-            "argv": [program or module, *flags],
-            "env": dict(env),
-            "cwd": str(cwd or Path.cwd()),
-        }
+        argv, folder = [program or module, *flags], str(cwd or Path.cwd())
+        request = {"module": module, "argv": argv, "env": dict(env), "cwd": folder}
         answer = self._ask(request, [stdout.fileno(), stderr.fileno()])
         if answer is None:
             raise ChildProcessError("the process that forks programs has ended")
@@ -132,7 +127,7 @@ class ForkServer:
             try:
                 socket.send_fds(self._socket, [_LENGTH.pack(len(data))], files)
                 self._socket.sendall(data)
-                return _receive(self._socket, _LENGTH.unpack(_exactly(self._socket, 4))[0])
+                return _receive(self._socket, _exactly(self._socket, _LENGTH.size))
             except OSError:
                 return None
 
@@ -152,17 +147,15 @@ def shared_client_server() -> ForkServer | None:
 
 def _exactly(source: socket.socket, size: int) -> bytes:
     """Return `size` bytes; raise ConnectionError if the other side has ended."""
-    data = b""
-    while len(data) < size:
-        more = source.recv(size - len(data))
-        if not more:
-            raise ConnectionError("the other side has ended")
-        data += more
+    data = source.recv(size, socket.MSG_WAITALL)
+    if len(data) < size:
+        raise ConnectionError("the other side has ended")
     return data
 
 
-def _receive(source: socket.socket, size: int) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(_exactly(source, size))
+def _receive(source: socket.socket, head: bytes) -> dict[str, Any]:
+    """Return the document whose length is in `head`."""
+    document: dict[str, Any] = json.loads(_exactly(source, *_LENGTH.unpack(head)))
     return document
 
 
@@ -172,7 +165,7 @@ def _serve(owner: socket.socket) -> Callable[[], int] | None:
         head, files, _, _ = socket.recv_fds(owner, _LENGTH.size, 2)
         if len(head) < _LENGTH.size:
             return None
-        request = _receive(owner, _LENGTH.unpack(head)[0])
+        request = _receive(owner, head)
         if "poll" in request:
             ended, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}

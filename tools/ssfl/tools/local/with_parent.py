@@ -22,6 +22,11 @@ def end_with_parent(parent: int) -> None:
         sys.exit(128 + signal.SIGKILL)
 
 
+def with_parent() -> list[str]:
+    """Return the command to which a module and its flags are appended."""
+    return [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid())]
+
+
 def main() -> None:
     """Become the program."""
     parent, module, *flags = sys.argv[1:]
