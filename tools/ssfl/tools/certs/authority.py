@@ -5,7 +5,7 @@ replaced only with `overwrite`, and the CA never.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_address
@@ -56,13 +56,9 @@ class Authority:
         self, folder: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey,
         now: datetime, *, new: bool,
     ) -> None:  # fmt: skip
-        self._folder = folder
-        self._certificate = certificate
-        self._key = key
-        self._now = now
-        self.own = Issued(
-            folder / "ca.pem", "the CA, for all sites", certificate.not_valid_after_utc, new
-        )
+        self._folder, self._certificate, self._key, self._now = folder, certificate, key, now
+        ends = certificate.not_valid_after_utc
+        self.own = Issued(folder / "ca.pem", "the CA, for all sites", ends, new)
 
     @classmethod
     def open(cls, folder: Path, now: datetime) -> "Authority":
@@ -109,9 +105,7 @@ class Authority:
         names = list(dict.fromkeys([*LOCAL_HOSTS, *known, *hosts]))
         use = f"the coordinator at {', '.join(names)}"
         kept = self._existing("coordinator", use, overwrite)
-        return kept or self._issue(
-            "coordinator", list(map(_general_name, names)), SERVER, use, days
-        )
+        return kept or self._issue("coordinator", map(_general_name, names), SERVER, use, days)
 
     def client(self, name: str, days: timedelta, *, overwrite: bool) -> Issued:
         """Make the certificate of a site, or of `admin`."""
@@ -134,7 +128,7 @@ class Authority:
         return Issued(file, use, existing.not_valid_after_utc, new=False)
 
     def _issue(
-        self, name: str, names: Sequence[x509.GeneralName], purpose: x509.ObjectIdentifier,
+        self, name: str, names: Iterable[x509.GeneralName], purpose: x509.ObjectIdentifier,
         use: str, days: timedelta,
     ) -> Issued:  # fmt: skip
         key = generate_private_key(SECP256R1())

@@ -13,8 +13,9 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 
+from ssfl.client.config import CLIENT_ID
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
@@ -29,7 +30,6 @@ DESCRIPTION = (
     "commands. An existing CA in the folder signs, and existing certificates are kept."
 )
 EXAMPLE = "For example: ssfl certs --out certs --host fl.example.org hospital_a hospital_b"
-CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 RESERVED_NAMES = ("ca", "coordinator", "admin")
 
@@ -55,8 +55,8 @@ class CertsConfig:
 
     @property
     def hosts(self) -> list[str]:
-        given = [part.strip() for part in self.host.split(",") if part.strip()]
-        return list(dict.fromkeys(given))
+        parts = map(str.strip, self.host.split(","))
+        return list(dict.fromkeys(filter(None, parts)))
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag or site at fault."""
@@ -92,26 +92,19 @@ def certs(argv: Sequence[str]) -> int:
 
 def _make(config: CertsConfig) -> list[Issued]:
     authority = Authority.open(config.out, datetime.now(UTC))
-    days = timedelta(days=config.days)
-    issued = [authority.own]
-    overwrite = config.overwrite
-    issued.append(authority.coordinator(config.hosts, days, overwrite=overwrite))
-    for name in ("admin", *config.site_names):
-        issued.append(authority.client(name, days, overwrite=overwrite))
-    return issued
+    days, overwrite = timedelta(days=config.days), config.overwrite
+    coordinator = authority.coordinator(config.hosts, days, overwrite=overwrite)
+    names = ("admin", *config.site_names)
+    clients = [authority.client(name, days, overwrite=overwrite) for name in names]
+    return [authority.own, coordinator, *clients]
 
 
 def _table(issued: Sequence[Issued]) -> Table:
-    table = Table()
-    for column in ("file", "for", "valid until", ""):
-        table.add_column(column, overflow="fold")
-    for certificate in issued:
-        table.add_row(
-            certificate.file.name,
-            certificate.use,
-            format_time(certificate.ends)[:10],
-            "new" if certificate.new else "kept",
-        )
+    columns = ("file", "for", "valid until", "")
+    table = Table(*(Column(name, overflow="fold") for name in columns))
+    for made in issued:
+        state = "new" if made.new else "kept"
+        table.add_row(made.file.name, made.use, format_time(made.ends)[:10], state)
     return table
 
 

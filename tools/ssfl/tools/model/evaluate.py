@@ -19,7 +19,7 @@ from ssfl.server.run.quality import accuracies
 from ssfl.tools.model.build import learning_errors
 from ssfl.tools.model.folder import read_model
 from ssfl.tools.model.network import build_network, task_of
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, right
 
 SPLITS = {"test": "test", "validation": "val", "train": "train"}  # by flag: the name in a Shard
 ALL = "all"
@@ -108,11 +108,9 @@ def _with_split(shard: Shard, split: str) -> Shard:
 
 
 def _table(split: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> Table:
-    table = Table()
     metrics = list(summary["metrics"])
-    table.add_column("shard")
-    for column in (f"{split} samples", "accuracy", "loss", *metrics):
-        table.add_column(column, justify="right")
+    numbers = (f"{split} samples", "accuracy", "loss", *metrics)
+    table = Table("shard", *map(right, numbers))
     for row in rows:
         tested = row["evaluation"]
         single = accuracies([tested])

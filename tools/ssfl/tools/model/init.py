@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ssfl.datasets.wording import join_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.model_state import values_digest
@@ -24,7 +25,7 @@ from ssfl.tools.model.build import (
     run_settings,
     same_as_run,
 )
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, right
 
 if TYPE_CHECKING:
     from ssfl.datasets.shards.shard_file import Shard
@@ -35,7 +36,6 @@ DESCRIPTION = (
     "Builds a task's model and writes its manifest and initial weights into one file for "
     "ssfl-coordinator --init FILE. Without such a file, the first client describes the model."
 )
-SHOWN = 12  # names listed before "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,12 @@ def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
 def _check(config: InitConfig, taken: "CopiedWeights") -> None:
     unused = _sentences(taken)
     if not taken.used:
-        raise ProgramError(
-            f"no tensor of {config.weights} fits the model: {_listed(unused)}",
-            ExitCode.BAD_DATA,
-        )
+        text = f"no tensor of {config.weights} fits the model: {join_names(unused)}"
+        raise ProgramError(text, ExitCode.BAD_DATA)
     absent = [f"{name} is not in the file" for name in taken.missing if name not in taken.unused]
     if (absent or unused) and not config.partial:
         raise ProgramError(
-            f"{config.weights} does not fit the model: {_listed([*unused, *absent])}. Use "
+            f"{config.weights} does not fit the model: {join_names([*unused, *absent])}. Use "
             "--partial to take what fits and start the rest from the seed",
             ExitCode.BAD_DATA,
         )
@@ -153,18 +151,13 @@ def _check(config: InitConfig, taken: "CopiedWeights") -> None:
 def _weights_used(config: InitConfig, taken: "CopiedWeights") -> Iterator[str]:
     yield f"{len(taken.used)} tensors from {config.weights}"
     if taken.missing:
-        yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"
+        yield f"{len(taken.missing)} start from the seed: {join_names(taken.missing)}"
     if taken.unused:
-        yield f"{len(taken.unused)} of the file are not used: {_listed(_sentences(taken))}"
+        yield f"{len(taken.unused)} of the file are not used: {join_names(_sentences(taken))}"
 
 
 def _sentences(taken: "CopiedWeights") -> list[str]:
     return [f"{name} is {what}" for name, what in taken.unused.items()]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" … ({len(names)} in all)" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _table(manifest: Manifest) -> Table:
@@ -172,9 +165,7 @@ def _table(manifest: Manifest) -> Table:
     for tensor in manifest.tensors:
         tensors[tensor.role.value] += 1
         values[tensor.role.value] += tensor.size
-    table = Table()
-    for column in ("role", "tensors", "values"):
-        table.add_column(column, justify="left" if column == "role" else "right")
+    table = Table("role", right("tensors"), right("values"))
     for role, count in tensors.items():
         table.add_row(role, str(count), f"{values[role]:,}")
     return table

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.status import Status
 
+from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
 from ssfl.method.strategies.contract import Work
 from ssfl.program import settings
@@ -89,9 +90,9 @@ class Audit:
 def audit(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(AuditConfig, argv, None, "ssfl audit", DESCRIPTION, EPILOG)
-    report: Callable[[str], None] = partial(console().print, soft_wrap=True)
-    if config.json:
-        report = _discard
+    screen = console()
+    screen.quiet = config.json
+    report = partial(screen.print, soft_wrap=True)
     try:
         with _progress() as on_upload:
             found = _audit(config.state_dir, report, on_upload)
@@ -139,16 +140,12 @@ def _audit(root: Path, report: Callable[[str], None], on_upload: OnUpload) -> Au
     return Audit(run, refold.state, tuple(steps), tuple(problems))
 
 
-def _discard(_line: str) -> None:
-    """Print nothing."""
-
-
 def _line(step: StepResult) -> str:
     made = f"mask {step.mask_digest[:12]}" if step.work is Work.SCORE else ""
     made = made or f"model {step.base_digest[:12]}"
     again = f" (attempt {step.attempt})" if step.attempt else ""
     problem = f": {step.problem}" if step.problem else ""
-    clients = f"{step.clients} client" + "s" * (step.clients != 1)
+    clients = plural(step.clients, "client")
     return (
         f"step {step.step:>4}  {step.work:<11}  round {step.round_number:>4}{again}  {clients:>12}"
         f"  {made:<18}  {step.verdict}{problem}"
@@ -173,8 +170,7 @@ def _document(found: Audit) -> dict[str, Any]:
 @contextmanager
 def _progress() -> Iterator[OnUpload]:
     """Show the upload that is being read, if stderr is a terminal."""
-    errors = console(stderr=True)
-    with Status("", console=errors) as status:
+    with Status("", console=console(stderr=True)) as status:
 
         def on_upload(step: Step, done: int) -> None:
             uploads = len(step.closed or ())

@@ -1,6 +1,6 @@
 """Charts of a run, from its history."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,7 @@ def plot_layers(history: History, path: Path) -> None:
     shares = [100 * layer["kept"] / layer["size"] for layer in layers.values()]
     figure, axes = plt.subplots(figsize=(7, 1.4 + 0.32 * len(names)), layout="constrained")
     axes.barh(names, shares, color=SSFL)
-    # Labels are to the right of the axes, so that the line of the mean does not cross them.
-    right_of_axes = axes.get_yaxis_transform()
-    for place, layer in enumerate(layers.values()):
-        text = f"{layer['kept']:,} of {layer['size']:,}"
-        axes.text(1.01, place, text, transform=right_of_axes, va="center", fontsize=8)
+    _label_rows(axes, [f"{layer['kept']:,} of {layer['size']:,}" for layer in layers.values()])
     mean = 100 * history["mask"]["num_kept"] / history["mask"]["num_masked"]
     axes.axvline(mean, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, max(*shares, mean) * 1.03)
@@ -111,11 +107,7 @@ def plot_densities(history: History, path: Path) -> None:
         (right, thinnest, [row["thinnest"]["name"] for row in rows]),
     ):
         axes.barh(names, widths, color=colours)
-        for place, label in enumerate(labels):
-            axes.text(
-                1.01, place, label, transform=axes.get_yaxis_transform(), va="center", fontsize=8,
-                parse_math=False,
-            )  # fmt: skip
+        _label_rows(axes, labels)
     left.set_ylabel("sparsity")
     left.set_xlabel("kB per client and round, one way")
     left.set_title("What each sparsity costs")
@@ -154,6 +146,13 @@ def plot_timeline(history: History, path: Path, last: int = 6) -> None:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     _save(figure, path)
+
+
+def _label_rows(axes: Axes, labels: Iterable[str]) -> None:
+    """Write labels to the right of the axes, where no line crosses them."""
+    right = axes.get_yaxis_transform()
+    for place, text in enumerate(labels):
+        axes.text(1.01, place, text, transform=right, va="center", fontsize=8, parse_math=False)
 
 
 def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> None:
