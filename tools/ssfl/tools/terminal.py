@@ -50,7 +50,7 @@ def console(*, stderr: bool = False) -> Console:
     return SafeConsole(markup=False, highlight=False, emoji=False, width=wide, stderr=stderr)
 
 
-def right(heading: str = "") -> Column:
+def right(heading: RenderableType = "") -> Column:
     """Return a column for numbers."""
     return Column(heading, justify="right")
 

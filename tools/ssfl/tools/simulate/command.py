@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssfl.datasets.errors import DataError
@@ -12,13 +12,7 @@ from ssfl.learning.errors import DeviceError
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import (
-    ExitCode,
-    ProgramError,
-    Terminated,
-    raise_on_sigterm,
-    usage_error,
-)
+from ssfl.program.exits import ExitCode, ProgramError, Terminated, raise_on_sigterm, usage_error
 from ssfl.program.printable import printable
 from ssfl.program.settings.options import Value, options_of
 from ssfl.study.errors import StudyError
@@ -87,13 +81,8 @@ class DataFlags:
 class SimulateConfig:
     """What to simulate, and where to store it; data and run settings are also flags."""
 
-    grid: Path | None = field(
-        default=None,
-        metadata={
-            "help": "file with the settings of a sweep; see below",
-            "positional": True,
-            "metavar": "GRID.toml",
-        },
+    grid: Path | None = setting(
+        None, "file with the settings of a sweep; see below", positional=True, metavar="GRID.toml"
     )
     seeds: str = setting("1", "number of seeds; a list such as 0,1,2 names them", metavar="N|LIST")
     mode: str = setting(
@@ -104,8 +93,8 @@ class SimulateConfig:
     task: str = setting(IMAGE, "task: image, table, a .py file, or an importable module")
     device: str = setting(CPU, "device that clients compute on", choices=DEVICES)
     out: Path | None = setting(
-        None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep",
-    )  # fmt: skip
+        None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep"
+    )
     workers: int = setting(0, "runs at once; 0: one for each CPU core, or one on a GPU", le=1024)
     json: bool = setting(False, "print the summary as JSON instead of a table")
 
@@ -191,14 +180,13 @@ def _run_count(specs: Sequence[RunSpec]) -> str:
 def _print_results(results: Sequence[RunResult], out: Path) -> None:
     screen = console()
     screen.print(study_table(results, screen.width))
-    for result in results:
-        if result.error:
-            screen.print(
-                f"failed: {printable(f'{result.spec.label}: {result.error}')}", soft_wrap=True
-            )
-    if any(result.error for result in results):
+    failed = [result for result in results if result.error]
+    for result in failed:
+        text = printable(f"{result.spec.label}: {result.error}")
+        screen.print(f"failed: {text}", soft_wrap=True)
+    if failed:
         screen.print("the same command runs the failed ones again")
-    if len(results) == 1 and not results[0].error:
+    if len(results) == 1 and not failed:
         screen.print(f"model digest  {results[0].outcome['model_digest']}")
     screen.print(f"results       {out}/{SUMMARY}, {TABLE} and {RUNS}/", soft_wrap=True)
 

@@ -149,8 +149,7 @@ def study_table(results: Sequence[RunResult], width: int) -> Table:
     columns = _columns(rows, narrow=width < WIDE)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     table.add_column("configuration", overflow="fold", min_width=len("configuration"))
-    table.add_column("seeds", justify="right")
-    for heading in columns:
+    for heading in ("seeds", *columns):
         table.add_column(heading, justify="right")
     for row in rows:
         good, failed = len(row["seeds"]), len(row["failed_seeds"])
