@@ -59,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(lambda: _run(name, arguments[1:]), f"ssfl {name}")
 
 
-def _run(name: str, arguments: Sequence[str]) -> int:
+def _run(name: str, arguments: Sequence[str]) -> int | None:
     modules = {known: module for group in COMMANDS.values() for known, (module, _) in group.items()}
     if name not in modules:
         raise usage_error(f"no such command; the commands are: {', '.join(modules)}")
     module = importlib.import_module(f"ssfl.tools.{modules[name]}")
-    body: Callable[[Sequence[str]], int] = getattr(module, name.replace("-", "_"))
+    body: Callable[[Sequence[str]], int | None] = getattr(module, name.replace("-", "_"))
     return body(arguments)
 
 

@@ -74,7 +74,7 @@ class CertsConfig:
             raise SettingsError(f"--out: {self.out} is not a folder")
 
 
-def certs(argv: Sequence[str]) -> int:
+def certs(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(CertsConfig, argv, None, "ssfl certs", DESCRIPTION, EXAMPLE)
     screen = console()
@@ -87,7 +87,6 @@ def certs(argv: Sequence[str]) -> int:
     screen.print(_table(issued))
     for line in _next(config):
         screen.print(line, soft_wrap=True, markup=False)
-    return int(ExitCode.DONE)
 
 
 def _make(config: CertsConfig) -> list[Issued]:

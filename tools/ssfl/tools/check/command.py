@@ -14,6 +14,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.check import view
 from ssfl.tools.check.coordinator import PreflightSession, same_version
 from ssfl.tools.check.disk import check_disk
 from ssfl.tools.check.forecast import Forecast, Terms, forecasts, sparsity_of
@@ -21,16 +22,6 @@ from ssfl.tools.check.network import Route, check_route
 from ssfl.tools.check.probe import TOKEN_BYTES, Question
 from ssfl.tools.check.site_trial import Pace, SiteCheck
 from ssfl.tools.check.steps import CheckInterrupted, CheckResult, Owner, Remedy, StepFailed, Steps
-from ssfl.tools.check.view import (
-    Screen,
-    document,
-    forecast_notes,
-    forecast_table,
-    format_sparsity,
-    role_table,
-    tensor_table,
-    verdict_text,
-)
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.view import format_size
 from ssfl.tools.terminal import console, stdout_aside
@@ -123,10 +114,12 @@ def check(argv: Sequence[str]) -> int:
     if config.json:
         with stdout_aside():  # a task may print
             report = run_check(config, Steps())
-        shown = document(report.steps, report.manifest(), report.rounds, report.link, report.pace)
+        shown = view.document(
+            report.steps, report.manifest(), report.rounds, report.link, report.pace
+        )
         print(json.dumps(shown, indent=1))
         return int(report.steps.exit_code)
-    screen = Screen(console())
+    screen = view.Screen(console())
     try:
         report = run_check(config, Steps(screen.begin))
     finally:
@@ -275,20 +268,20 @@ def _round(report: CheckReport) -> CheckResult:
     if own is None:
         return CheckResult("no forecast: the model is too small for 50 % sparsity")
     up, down = format_size(own.up), format_size(own.down)
-    return CheckResult(f"{up} up, {down} down at {format_sparsity(own)}")
+    return CheckResult(f"{up} up, {down} down at {view.format_sparsity(own)}")
 
 
-def _show(report: CheckReport, screen: Screen) -> None:
+def _show(report: CheckReport, screen: view.Screen) -> None:
     """Print the verdict, the steps, the tensors and the forecast."""
     shown = screen.console
-    shown.print(verdict_text(report.steps))
+    shown.print(view.verdict_text(report.steps))
     shown.print()
     screen.show(report.steps)
     if manifest := report.manifest():
         shown.print()
-        shown.print(tensor_table(manifest))
-        shown.print(role_table(manifest, report.num_frozen))
+        shown.print(view.tensor_table(manifest))
+        shown.print(view.role_table(manifest, report.num_frozen))
     if rounds := report.rounds:
         shown.print()
-        shown.print(forecast_table(rounds, shown.width))
-        shown.print(forecast_notes(rounds, report.link, report.pace))
+        shown.print(view.forecast_table(rounds, shown.width))
+        shown.print(view.forecast_notes(rounds, report.link, report.pace))

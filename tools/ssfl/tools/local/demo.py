@@ -17,17 +17,9 @@ from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.tools.local import local_run
 from ssfl.tools.local.crash import CLIENTS, MAX_SPARSITY, MIN_ROUNDS, ROUNDS, crash, width_for
 from ssfl.tools.local.fork_server import shared_client_server
-from ssfl.tools.local.local_run import (
-    DENSE,
-    LocalRunResult,
-    federate,
-    fresh_folder,
-    require_modules,
-    show_results,
-    status_flags,
-)
 from ssfl.tools.local.processes import LocalFederation
 from ssfl.tools.terminal import console
 
@@ -89,7 +81,7 @@ def demo(argv: Sequence[str]) -> int:
     """Run the demo."""
     config = settings.load(DemoConfig, argv, None, "ssfl demo", DESCRIPTION)
     raise_on_sigterm()
-    require_modules("torch", "sklearn", "matplotlib", extra="demo")
+    local_run.require_modules("torch", "sklearn", "matplotlib", extra="demo")
     shared_client_server()
     screen = console()
     began_s = time.monotonic()
@@ -107,7 +99,7 @@ def demo(argv: Sequence[str]) -> int:
 
 def _prepare(config: DemoConfig) -> Path:
     """Make the shards in an empty folder."""
-    fresh_folder(config.out)
+    local_run.fresh_folder(config.out)
     try:
         cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
         make_shards(config.out / "shards", digits(), cut)
@@ -119,8 +111,10 @@ def _prepare(config: DemoConfig) -> Path:
 def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
     """Run the federation sparse and dense, and compare the results."""
     ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
-    dense = _federate(config, screen, shards, DENSE, DENSE)
-    show_results(screen, config.out, [dense, ssfl], "the same federation, dense and sparse")
+    dense = _federate(config, screen, shards, local_run.DENSE, local_run.DENSE)
+    local_run.show_results(
+        screen, config.out, [dense, ssfl], "the same federation, dense and sparse"
+    )
     return ExitCode.DONE
 
 
@@ -141,17 +135,17 @@ def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
 
 def _federate(
     config: DemoConfig, screen: Console, shards: Path, name: str, title: str
-) -> LocalRunResult:
-    strategy, coding = ("fedavg", "off") if name == DENSE else ("ssfl", "on")
+) -> local_run.LocalRunResult:
+    strategy, coding = ("fedavg", "off") if name == local_run.DENSE else ("ssfl", "on")
     flags = [*_flags(config), "--learning-rate", LEARNING_RATE]
     flags += ["--strategy", strategy, "--reference-coding", coding]
     federation = LocalFederation(config.out / name, shards, flags, shard_names(shards))
-    return federate(federation, name, screen, title)
+    return local_run.federate(federation, name, screen, title)
 
 
 def _flags(config: DemoConfig) -> list[str]:
     return [
         "--sparsity", config.sparsity, "--seed", str(config.seed), "--reproducible",
         "--clients", str(config.num_clients), "--rounds", str(config.num_rounds),
-        *status_flags(config.status_port),
+        *local_run.status_flags(config.status_port),
     ]  # fmt: skip

@@ -12,15 +12,8 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
+from ssfl.tools.local import local_run
 from ssfl.tools.local.fork_server import shared_client_server
-from ssfl.tools.local.local_run import (
-    DENSE,
-    federate,
-    fresh_folder,
-    require_modules,
-    show_results,
-    status_flags,
-)
 from ssfl.tools.local.processes import LocalFederation, client_ids
 from ssfl.tools.terminal import console
 
@@ -59,11 +52,11 @@ class RehearseConfig:
             raise SettingsError("--dense compares with the dense run: leave --strategy out")
 
 
-def rehearse(argv: Sequence[str]) -> int:
+def rehearse(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(RehearseConfig, argv, None, "ssfl rehearse", DESCRIPTION)
     raise_on_sigterm()
-    require_modules("torch", extra="client")
+    local_run.require_modules("torch", extra="client")
     screen = console()
     began_s = time.monotonic()
     _check_inputs(config)
@@ -73,24 +66,23 @@ def rehearse(argv: Sequence[str]) -> int:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     run = _run_of(config, len(names))
     shared_client_server()
-    fresh_folder(config.out)
+    local_run.fresh_folder(config.out)
     screen.print(_announcement(config, names), soft_wrap=True)
     results = []
     runs = {run.strategy: run}
     if config.dense:
-        runs[DENSE] = replace(run, strategy="fedavg", bytes_per_round="")
+        runs[local_run.DENSE] = replace(run, strategy="fedavg", bytes_per_round="")
     task = str(Path(config.task).absolute()) if config.task.endswith(".py") else config.task
     own = ["--task", task, "--device", config.device, "--threads", str(config.threads)]
     for name, wanted in runs.items():
         flags = ["--reference-coding", "off" if wanted.strategy == "fedavg" else "on"]
-        flags += [*status_flags(config.status_port), *_flags(wanted)]
+        flags += [*local_run.status_flags(config.status_port), *_flags(wanted)]
         flags += ["--init", str(config.init.absolute())] if config.init else []
         federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
-        results.append(federate(federation, name, screen, name))
+        results.append(local_run.federate(federation, name, screen, name))
     title = f"{plural(len(names), 'client')}, {plural(run.rounds, 'round')}"
-    show_results(screen, config.out, results, title)
+    local_run.show_results(screen, config.out, results, title)
     screen.print(f"all done in {time.monotonic() - began_s:.0f} s")
-    return int(ExitCode.DONE)
 
 
 def _chosen(config: RehearseConfig, names: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ def model(argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise usage_error(f"no such command {name!r}; the commands are: {', '.join(COMMANDS)}")
     module = importlib.import_module(f"ssfl.tools.model.{name}")
-    body: Callable[[Sequence[str]], int] = getattr(module, name)
+    body: Callable[[Sequence[str]], int | None] = getattr(module, name)
     return run_program(lambda: body(arguments), f"ssfl model {name}")
 
 

@@ -13,7 +13,6 @@ from ssfl.datasets.shards.shard_file import Shard, find_shard, shard_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode
 from ssfl.program.model_io.stored_model import StoredModel
 from ssfl.server.run.quality import accuracies
 from ssfl.tools.model.build import learning_errors
@@ -62,7 +61,7 @@ class EvaluateConfig:
         return [find_shard(name, self.data_root) for name in names]
 
 
-def evaluate(argv: Sequence[str]) -> int:
+def evaluate(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(EvaluateConfig, argv, None, "ssfl model evaluate", DESCRIPTION)
     final = read_model(config.model)
@@ -74,7 +73,6 @@ def evaluate(argv: Sequence[str]) -> int:
         print(json.dumps({**model, "split": config.split, **summary, "shards": rows}, indent=1))
     else:
         console().print(_table(config.split, rows, summary))
-    return int(ExitCode.DONE)
 
 
 def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:

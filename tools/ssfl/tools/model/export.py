@@ -53,7 +53,7 @@ class ExportConfig:
                 raise SettingsError(f"{flag} is for --format onnx; {self.format} does not need it")
 
 
-def export(argv: Sequence[str]) -> int:
+def export(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(ExportConfig, argv, None, "ssfl model export", DESCRIPTION)
     if config.out.is_dir():
@@ -74,7 +74,6 @@ def export(argv: Sequence[str]) -> int:
     density = 100 * mask.num_kept / mask.size
     print(f"{mask.num_kept:,} of {mask.size:,} weights kept: density {density:.2f} %")
     print(f"\n{how}")
-    return int(ExitCode.DONE)
 
 
 def _safetensors(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:

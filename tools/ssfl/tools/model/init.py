@@ -17,14 +17,7 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.model_io.safetensors_model import write_initial
-from ssfl.tools.model.build import (
-    learning_errors,
-    load_data,
-    parse_shape,
-    placeholder_shard,
-    run_settings,
-    same_as_run,
-)
+from ssfl.tools.model import build
 from ssfl.tools.terminal import console, right
 
 if TYPE_CHECKING:
@@ -55,9 +48,9 @@ class InitConfig:
     partial: bool = setting(
         False, "with --weights: initialize tensors that do not fit from the seed"
     )
-    model: str = same_as_run("model")
-    norm: str = same_as_run("norm")
-    width: int = same_as_run("width")
+    model: str = build.same_as_run("model")
+    norm: str = build.same_as_run("norm")
+    width: int = build.same_as_run("width")
     seed: int = setting(0, "seed of the run", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
     overwrite: bool = setting(False, "replace the file if it exists")
@@ -70,21 +63,21 @@ class InitConfig:
             raise SettingsError(f"--out: {self.out} is not a file")
         if self.classes == 1:
             raise SettingsError("--classes must be 2 or more, or 0 if the targets are numbers")
-        if self.input and not math.prod(parse_shape(self.input)):
+        if self.input and not math.prod(build.parse_shape(self.input)):
             raise SettingsError(f"--input {self.input} has no values")
         if self.input and self.data:
             raise SettingsError("--input replaces --data: give only one of them")
-        if self.input and math.prod(parse_shape(self.input)) > MAX_PARAMETERS:
+        if self.input and math.prod(build.parse_shape(self.input)) > MAX_PARAMETERS:
             raise SettingsError(f"--input {self.input} has more than {MAX_PARAMETERS} values")
         if self.partial and not self.weights:
             raise SettingsError("--partial needs --weights")
 
 
-def init(argv: Sequence[str]) -> int:
+def init(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(InitConfig, argv, None, "ssfl init", DESCRIPTION)
     screen = console()
-    with learning_errors():
+    with build.learning_errors():
         manifest, digest, taken = _write(config)
     screen.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
     screen.print(_table(manifest))
@@ -99,7 +92,6 @@ def init(argv: Sequence[str]) -> int:
         screen.print(f"the weights are sent once to every client: {size:.2f} MB")
     screen.print(f"manifest {manifest.digest.hex()[:12]}, weights {digest.hex()[:12]}")
     screen.print(f"written to {config.out}; start the run with: {begin}", soft_wrap=True)
-    return int(ExitCode.DONE)
 
 
 def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]:
@@ -110,8 +102,8 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
 
     task = load_task(config.task)
     shard = _shard(config, task)
-    model = task.build_model(run_settings(config), shard)
-    description = task.description(run_settings(config), shard)
+    model = task.build_model(build.run_settings(config), shard)
+    description = task.description(build.run_settings(config), shard)
     manifest = manifest_of(model, description, own_weights=task.own_weights)
     write_vector(model, manifest, initial_weights(model, manifest, config.seed))
     taken = None
@@ -130,8 +122,8 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
 
 def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
     if config.input:
-        return placeholder_shard(parse_shape(config.input), config.classes)
-    return load_data(task, config.data, config.data_root)
+        return build.placeholder_shard(build.parse_shape(config.input), config.classes)
+    return build.load_data(task, config.data, config.data_root)
 
 
 def _check(config: InitConfig, taken: "CopiedWeights") -> None:

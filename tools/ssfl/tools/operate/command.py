@@ -17,7 +17,6 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.addresses import split
-from ssfl.program.exits import ExitCode
 from ssfl.tools.operate.clients_view import clients_document, clients_view
 from ssfl.tools.operate.screen import status_view
 from ssfl.tools.terminal import console
@@ -83,7 +82,7 @@ class RemoveConfig(OperateConfig):
             )
 
 
-def status(argv: Sequence[str]) -> int:
+def status(argv: Sequence[str]) -> None:
     """Show the state of the run."""
     config = _load(OperateConfig, argv, "status", "Shows the state of a run and of its clients.")
     answer = _coordinator(config).status()
@@ -91,10 +90,9 @@ def status(argv: Sequence[str]) -> int:
         print(json.dumps(plain_document(answer), indent=2))
     else:
         console().print(status_view(answer))
-    return int(ExitCode.DONE)
 
 
-def clients(argv: Sequence[str]) -> int:
+def clients(argv: Sequence[str]) -> None:
     """Show every client, those in trouble first."""
     text = "Shows every client of a run: clients in trouble first, then clients it waits for."
     config = _load(ClientsConfig, argv, "clients", text)
@@ -104,20 +102,19 @@ def clients(argv: Sequence[str]) -> int:
     else:
         shown = console()
         shown.print(clients_view(answer, show_all=config.all, width=shown.width))
-    return int(ExitCode.DONE)
 
 
-def start(argv: Sequence[str]) -> int:
+def start(argv: Sequence[str]) -> None:
     """Start the run with the clients that have joined."""
     text = "Starts the run with the clients that have joined."
     config = _load(OperateConfig, argv, "start", text)
     answer: pb.StartRunResponse = _coordinator(config).call("StartRun")
     document = {"num_clients": answer.num_clients, "was_started": answer.was_started}
     now = "the run had already started" if answer.was_started else "started"
-    return _print_answer(config, document, f"{now} with {answer.num_clients} clients")
+    _print_answer(config, document, f"{now} with {answer.num_clients} clients")
 
 
-def pause(argv: Sequence[str]) -> int:
+def pause(argv: Sequence[str]) -> None:
     """Finish the current step, then start no other."""
     text = (
         "Pauses the run. The current step finishes and counts; if too few clients are here for it, "
@@ -129,30 +126,30 @@ def pause(argv: Sequence[str]) -> int:
     document = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
     now = "the run was already paused" if answer.was_paused else "the run is paused"
     then = "the current step finishes, then no step starts until `ssfl resume`"
-    return _print_answer(config, document, f"{now}: {then}; {answer.rounds_done} rounds are done")
+    _print_answer(config, document, f"{now}: {then}; {answer.rounds_done} rounds are done")
 
 
-def resume(argv: Sequence[str]) -> int:
+def resume(argv: Sequence[str]) -> None:
     """Resume a paused run."""
     config = _load(OperateConfig, argv, "resume", "Resumes a paused run where it stopped.")
     answer: pb.ResumeRunResponse = _coordinator(config).call("ResumeRun")
     done = "the run is resumed"
     if not answer.was_paused:
         done = "the run was not paused: nothing to do"
-    return _print_answer(config, {"paused": False, "was_paused": answer.was_paused}, done)
+    _print_answer(config, {"paused": False, "was_paused": answer.was_paused}, done)
 
 
-def refresh_mask(argv: Sequence[str]) -> int:
+def refresh_mask(argv: Sequence[str]) -> None:
     """Refresh the mask before the next round."""
     text = "Refreshes the mask: all clients score before the next round."
     config = _load(OperateConfig, argv, "refresh-mask", text)
     answer: pb.RefreshMaskResponse = _coordinator(config).call("RefreshMask")
     epoch, rounds = answer.mask_epoch, answer.rounds_done
     done = f"mask {epoch} will be refreshed before the next round; {rounds} rounds are done"
-    return _print_answer(config, {"mask_epoch": epoch, "rounds_done": rounds}, done)
+    _print_answer(config, {"mask_epoch": epoch, "rounds_done": rounds}, done)
 
 
-def remove(argv: Sequence[str]) -> int:
+def remove(argv: Sequence[str]) -> None:
     """Refuse a site from now on; its earlier updates still count."""
     config = _load(RemoveConfig, argv, "remove", "Refuses a site from now on.")
     answer: pb.RemoveClientResponse = _coordinator(config).call(
@@ -170,16 +167,16 @@ def remove(argv: Sequence[str]) -> int:
         "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
         "was_removed": answer.was_removed,
     }  # fmt: skip
-    return _print_answer(config, document, f"{config.site} {done}{known}")
+    _print_answer(config, document, f"{config.site} {done}{known}")
 
 
-def stop(argv: Sequence[str]) -> int:
+def stop(argv: Sequence[str]) -> None:
     """End the run; the last committed model becomes the final one."""
     text = "Ends the run; every site gets the last committed model."
     config = _load(OperateConfig, argv, "stop", text)
     _coordinator(config).call("StopRun")
     done = "the run is ending; every site gets the last committed model, if there is one"
-    return _print_answer(config, {"stopped": True}, done)
+    _print_answer(config, {"stopped": True}, done)
 
 
 def plain_document(message: Any) -> dict[str, Any]:
@@ -222,6 +219,5 @@ def _coordinator(config: OperateConfig) -> "AdminClient":
     return AdminClient(config.admin, tls)
 
 
-def _print_answer(config: OperateConfig, document: dict[str, Any], text: str) -> int:
+def _print_answer(config: OperateConfig, document: dict[str, Any], text: str) -> None:
     print(json.dumps(document) if config.json else text)
-    return int(ExitCode.DONE)

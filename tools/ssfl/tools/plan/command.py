@@ -11,16 +11,9 @@ from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, usage_error
+from ssfl.program.exits import usage_error
 from ssfl.server.uploads.encoding_choice import REFERENCE_CODING
-from ssfl.tools.model.build import (
-    learning_errors,
-    load_data,
-    parse_shape,
-    placeholder_shard,
-    run_settings,
-    same_as_run,
-)
+from ssfl.tools.model import build
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan.view import notes, plan_document, plan_table
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
@@ -44,31 +37,31 @@ EXAMPLE = (
 class PlanConfig:
     """The run to predict. Flags of the coordinator have the same meaning here."""
 
-    model: str = same_as_run("model")
-    norm: str = same_as_run("norm")
-    width: int = same_as_run("width")
+    model: str = build.same_as_run("model")
+    norm: str = build.same_as_run("norm")
+    width: int = build.same_as_run("width")
     input: str = setting("", "shape of a sample, such as 3x32x32; not needed with --data")
     classes: int = setting(10, "number of classes; not needed with --data", ge=2)
     task: str = setting("image", "task, as for ssfl-client; all but image need --data")
     data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     sparsity: str = setting("0.9", "share of weights to prune, or several: 0.5,0.9,0.95")
-    sparsity_schedule: str = same_as_run("sparsity_schedule")
-    warmup_rounds: int = same_as_run("warmup_rounds")
-    refresh_rounds: str = same_as_run("refresh_rounds")
-    refresh_every: int = same_as_run("refresh_every")
+    sparsity_schedule: str = build.same_as_run("sparsity_schedule")
+    warmup_rounds: int = build.same_as_run("warmup_rounds")
+    refresh_rounds: str = build.same_as_run("refresh_rounds")
+    refresh_every: int = build.same_as_run("refresh_every")
     rounds: int = setting(30, "training rounds", ge=1, le=1_000_000)
     clients: int = setting(10, "clients in the federation", ge=1)
-    clients_per_round: int = same_as_run("clients_per_round")
-    client_fraction: float = same_as_run("client_fraction")
-    over_selection: float = same_as_run("over_selection")
-    reproducible: bool = same_as_run("reproducible")
-    evaluate_every: int = same_as_run("evaluate_every")
-    evaluate_last: int = same_as_run("evaluate_last")
-    personalize_epochs: int = same_as_run("personalize_epochs")
-    scores: str = same_as_run("scores")
-    value_type: str = same_as_run("value_type")
-    grid_bits: int = same_as_run("grid_bits")
+    clients_per_round: int = build.same_as_run("clients_per_round")
+    client_fraction: float = build.same_as_run("client_fraction")
+    over_selection: float = build.same_as_run("over_selection")
+    reproducible: bool = build.same_as_run("reproducible")
+    evaluate_every: int = build.same_as_run("evaluate_every")
+    evaluate_last: int = build.same_as_run("evaluate_last")
+    personalize_epochs: int = build.same_as_run("personalize_epochs")
+    scores: str = build.same_as_run("scores")
+    value_type: str = build.same_as_run("value_type")
+    grid_bits: int = build.same_as_run("grid_bits")
     reference_coding: str = setting(
         "auto",
         "encode values against the base that both ends hold (auto: on)",
@@ -112,7 +105,7 @@ class PlanConfig:
             self.run_settings(sparsity).validate()
 
     def input_shape(self) -> tuple[int, ...]:
-        return parse_shape(self.input)
+        return build.parse_shape(self.input)
 
     def sparsities(self) -> list[str]:
         """Return the sparsities to compare; a schedule replaces them."""
@@ -135,7 +128,7 @@ class PlanConfig:
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
         """Return the run's settings as the coordinator would have them."""
-        run = run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
+        run = build.run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
         if strategy == "ssfl":
             return run
         return replace(
@@ -150,7 +143,7 @@ def _parse(flag: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
         raise SettingsError(f"{flag}: {error}") from error
 
 
-def plan(argv: Sequence[str]) -> int:
+def plan(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(PlanConfig, argv, None, "ssfl plan", DESCRIPTION, EXAMPLE)
     manifest, site = _model(config)
@@ -175,12 +168,11 @@ def plan(argv: Sequence[str]) -> int:
         screen.print(plan_table(network, dense, sparse))
         for note in notes(dense, sparse, link, coordinator, config.upload_slots):
             screen.print(note)
-    return int(ExitCode.DONE)
 
 
 def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
     """Build the model and describe it as a client would. Imports torch."""
-    with learning_errors():
+    with build.learning_errors():
         import torch
 
         from ssfl.learning.describe import manifest_of, num_frozen
@@ -189,11 +181,11 @@ def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
         task, run = load_task(config.task), config.run_settings(config.sparsities()[0])
         site = PlannedSite()
         if config.data:
-            shard = load_data(task, config.data, config.data_root)
+            shard = build.load_data(task, config.data, config.data_root)
             model = task.build_model(run, shard)
             site = PlannedSite(shard.num_samples, len(shard.test_x))
         else:
-            shard = placeholder_shard(config.input_shape(), config.classes)
+            shard = build.placeholder_shard(config.input_shape(), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers
                 model = task.build_model(run, shard)
         site = replace(site, num_frozen=num_frozen(model))

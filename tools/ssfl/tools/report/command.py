@@ -45,7 +45,7 @@ class ReportConfig:
     open: bool = setting(False, "show the report in a browser")
 
 
-def report(argv: Sequence[str]) -> int:
+def report(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(ReportConfig, argv, None, "ssfl report", DESCRIPTION, EPILOG)
     try:
@@ -54,14 +54,13 @@ def report(argv: Sequence[str]) -> int:
         comparison = comparison_document(source, other) if other else None
         if config.json:
             print(to_json(comparison or report_document(source)).decode(), end="")
-            return int(ExitCode.DONE)
+            return
         written = _of_two(config, comparison) if comparison else _of_one(config, source)
     except ReportError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     console().print(f"report: {written}", soft_wrap=True)
     if config.open and not webbrowser.open(written.absolute().as_uri()):
         console().print("no browser could be started: open the file by hand")
-    return int(ExitCode.DONE)
 
 
 def _of_one(config: ReportConfig, source: Source) -> Path:

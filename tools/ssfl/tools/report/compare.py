@@ -38,7 +38,7 @@ def comparison_document(
         "runs": [{key: report[key] for key in _KEPT} for report in reports],
         "settings": [
             *_differing(first.summary["settings"], second.summary["settings"]),
-            *_encoding_differences(*(report["encodings"] for report in reports)),
+            *_differing(*(_encodings(report) for report in reports)),
         ],
         "measure": measure,
         "at_equal_rounds": _at_equal(by_round, whole=True),
@@ -56,18 +56,10 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-def _encoding_differences(
-    one: Mapping[str, list[str]], other: Mapping[str, list[str]]
-) -> list[Entry]:
-    """Return the encodings of values that differ, through --reference-coding or the links."""
-    return [
-        {
-            "name": f"encoding of values {way}",
-            "values": [", ".join(one[way]), ", ".join(other[way])],
-        }
-        for way in one
-        if one[way] != other[way]
-    ]
+def _encodings(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return the encodings of values, which depend on --reference-coding and the links."""
+    ways = report["encodings"].items()
+    return {f"encoding of values {way}": ", ".join(names) for way, names in ways}
 
 
 def _tests(report: Mapping[str, Any], measure: str, over: str = "rounds") -> list[Point]:

@@ -81,7 +81,7 @@ class ShardsConfig:
         return SourceOptions(**shared, ignore=_columns(self.ignore))
 
 
-def shards(argv: Sequence[str]) -> int:
+def shards(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(ShardsConfig, argv, None, "ssfl shards", DESCRIPTION, EXPLANATION)
     raise_on_sigterm()
@@ -108,7 +108,6 @@ def shards(argv: Sequence[str]) -> int:
     _print_notes(screen, summary.notes[len(data.notes) :])
     screen.print(summary_table(summary))
     _print_files(screen, config, summary, PICTURE if draw else "")
-    return int(ExitCode.DONE)
 
 
 def _columns(text: str) -> tuple[str, ...]:

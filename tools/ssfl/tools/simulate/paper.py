@@ -49,21 +49,21 @@ class PaperConfig:
     workers: int = setting(0, "runs at once; 0: one per core", le=1024)
 
 
-def paper(argv: Sequence[str]) -> int:
+def paper(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(PaperConfig, argv, None, "ssfl paper", DESCRIPTION, EXPLANATION)
     raise_on_sigterm()
     require_modules("torch", extra="client")
     require_modules("matplotlib", extra="data")
     try:
-        return _run(config)
+        _run(config)
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except (MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
 
 
-def _run(config: PaperConfig) -> int:
+def _run(config: PaperConfig) -> None:
     from ssfl.experiments import EXPERIMENTS
     from ssfl.experiments.contract import Runs
     from ssfl.experiments.recipe import Recipe
@@ -114,7 +114,6 @@ def _run(config: PaperConfig) -> int:
     rows = (row for document in documents for row in document["rows"])
     if missed := [row["label"] for row in rows if row.get("met") is False]:
         screen.print(f"not reached: {'; '.join(missed)}")
-    return int(ExitCode.DONE)
 
 
 def _print_experiment(document: dict[str, Any], screen: Console) -> None:
