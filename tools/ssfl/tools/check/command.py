@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from rich.console import Console
 
 from ssfl.client.access import Access, read_access
 from ssfl.client.config import CLIENT_ID, ClientConfig, client_id_of, settings_elsewhere
@@ -119,11 +120,9 @@ def check(argv: Sequence[str]) -> int:
         )
         print(json.dumps(shown, indent=1))
         return int(report.steps.exit_code)
-    screen = view.Screen(console())
-    try:
-        report = run_check(config, Steps(screen.begin))
-    finally:
-        screen.close()
+    screen = console()
+    with screen.status("") as status:  # shown on a terminal only
+        report = run_check(config, Steps(lambda name: status.update(f"{name} …")))
     _show(report, screen)
     return int(report.steps.exit_code)
 
@@ -271,12 +270,10 @@ def _round(report: CheckReport) -> CheckResult:
     return CheckResult(f"{up} up, {down} down at {view.format_sparsity(own)}")
 
 
-def _show(report: CheckReport, screen: view.Screen) -> None:
-    """Print the verdict, the steps, the tensors and the forecast."""
-    shown = screen.console
+def _show(report: CheckReport, shown: Console) -> None:
     shown.print(view.verdict_text(report.steps))
     shown.print()
-    screen.show(report.steps)
+    view.show_steps(shown, report.steps)
     if manifest := report.manifest():
         shown.print()
         shown.print(view.tensor_table(manifest))

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -34,30 +35,12 @@ NONE = "·"
 MAX_ROUNDS_SHOWN = 5
 
 
-class Screen:
-    """Shows the current step on a terminal, and prints all steps at the end."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._status = console.status("")
-
-    def begin(self, name: str) -> None:
-        """Show the current step; only a terminal does."""
-        self._status.update(f"{name} …")
-        self._status.start()
-
-    def close(self) -> None:
-        """Restore the terminal, also after Ctrl-C."""
-        self._status.stop()
-
-    def show(self, steps: Steps) -> None:
-        """Print the steps, part by part."""
-        part = ""
-        for step in steps.all:
-            if step.part != part:
-                self.console.print(Text(step.part, style="bold"))
-                part = step.part
-            self.console.print(step_text(step, self.console.width))
+def show_steps(console: Console, steps: Steps) -> None:
+    """Print the steps, part by part."""
+    for part, members in groupby(steps.all, lambda step: step.part):
+        console.print(Text(part, style="bold"))
+        for step in members:
+            console.print(step_text(step, console.width))
 
 
 def step_text(step: CheckStep, width: int) -> Text:

@@ -213,9 +213,15 @@ class Messages:
         return _task(step, evaluate=work)
 
     def personalize_task(self, step: int) -> int:
+        return _task(step, personalize=pb.PersonalizeTask(**self._final_model))
+
+    def finish_task(self, step: int) -> int:
+        return _task(step, finish=pb.FinishTask(**self._final_model))
+
+    @property
+    def _final_model(self) -> dict[str, Any]:
         rounds = self.settings.rounds
-        work = pb.PersonalizeTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
-        return _task(step, personalize=work)
+        return {"rounds_done": rounds, "mask": self._mask(0), "base_digest": DIGEST}
 
     def evaluation_report(self, step: int, *, is_personal: bool = False) -> int:
         return pb.ReportEvaluationRequest(
@@ -228,11 +234,6 @@ class Messages:
 
     def evaluation_answer(self) -> int:
         return pb.ReportEvaluationResponse(outcome=transfer_pb2.OUTCOME_ACCEPTED).ByteSize()
-
-    def finish_task(self, step: int) -> int:
-        rounds = self.settings.rounds
-        work = pb.FinishTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
-        return _task(step, finish=work)
 
     def upload_answers(self) -> int:
         """Return the size of a grant and a receipt."""

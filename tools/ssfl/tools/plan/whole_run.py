@@ -16,7 +16,7 @@ expectation: a client that waits or works sends and receives some tens of bytes 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ssfl.codec import values_only
@@ -151,11 +151,8 @@ class _Planner:
         return round_number + 2, round_number
 
     def _update(self, leg: _Leg) -> Transfer:
-        return self._upload(
-            leg.update.size,
-            lambda payload: leg.messages.update(*self._middle, leg.update, payload),
-            pb.SendUpdateRequest,
-        )
+        header = partial(leg.messages.update, *self._middle, leg.update)
+        return self._upload(leg.update.size, header, pb.SendUpdateRequest)
 
     def _base(self, leg: _Leg) -> Transfer:
         base = self._train(leg, leg.next_base)
@@ -168,11 +165,8 @@ class _Planner:
     def _scores(self, leg: _Leg) -> Transfer:
         if not leg.mask.is_agreed:
             return NOTHING
-        return self._upload(
-            leg.scores.size,
-            lambda payload: leg.messages.score_report(1, leg.scores, payload),
-            pb.ReportSaliencyRequest,
-        )
+        header = partial(leg.messages.score_report, 1, leg.scores)
+        return self._upload(leg.scores.size, header, pb.ReportSaliencyRequest)
 
     def _upload(
         self, payload: Size, header: Callable[[int], int], request: Callable[..., Any]
@@ -180,21 +174,18 @@ class _Planner:
         speed = self.link.up_bits_per_s if self.link else None
         return Transfer(payload, payload.map(lambda n: header(n) + upload_bytes(n, speed, request)))
 
-    def _train(self, leg: _Leg, base: CodedSize) -> Transfer:
-        """Return a TRAIN task with its base."""
-        return Transfer(
-            base.size,
-            base.size.map(lambda n: self._task(leg, base=payload_of(base, n)) + download_bytes(n)),
-        )
-
-    def _evaluate(self, leg: _Leg, base: CodedSize) -> Transfer:
-        """Return an EVALUATE task with its base."""
-
+    def _download(self, base: CodedSize, header: Callable[[transfer_pb2.Payload], int]) -> Transfer:
         def message(n: int) -> int:
-            header = leg.messages.evaluate_task(*self._middle, payload_of(base, n))
-            return header + download_bytes(n)
+            return header(payload_of(base, n)) + download_bytes(n)
 
         return Transfer(base.size, base.size.map(message))
+
+    def _train(self, leg: _Leg, base: CodedSize) -> Transfer:
+        return self._download(base, lambda payload: self._task(leg, base=payload))
+
+    def _evaluate(self, leg: _Leg, base: CodedSize) -> Transfer:
+        header = partial(leg.messages.evaluate_task, *self._middle)
+        return self._download(base, header)
 
     def _task(self, leg: _Leg, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
         granted = self.cohort <= self.slots
@@ -292,10 +283,7 @@ class _Planner:
             self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
 
     def _num_extra(self, number: int) -> int:
-        """Return the number of clients that a round invites beyond its target, if none is lost.
-
-        They may be too slow to transfer anything before the round ends.
-        """
+        """Return the clients that a round invites beyond its target; they may be too slow."""
         over = self.settings.over_selection
         if self.settings.reproducible or not self._is_sampled or over <= 1:
             return 0

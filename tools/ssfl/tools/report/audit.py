@@ -4,14 +4,11 @@ It only reads and takes no lock. The run may be over, crashed or in progress, or
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.status import Status
 
 from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
@@ -94,7 +91,12 @@ def audit(argv: Sequence[str]) -> int:
     screen.quiet = config.json
     report = partial(screen.print, soft_wrap=True)
     try:
-        with _progress() as on_upload:
+        with console(stderr=True).status("") as status:  # shown on a terminal only
+
+            def on_upload(step: Step, done: int) -> None:
+                uploads = len(step.closed or ())
+                status.update(f"step {step.number}: upload {done + 1} of {uploads}")
+
             found = _audit(config.state_dir, report, on_upload)
     except (StateError, OSError) as error:
         raise ProgramError(str(error), ExitCode.STATE) from error
@@ -165,15 +167,3 @@ def _document(found: Audit) -> dict[str, Any]:
         "problems": found.problems,
         "steps": [asdict(step) for step in found.steps],
     }
-
-
-@contextmanager
-def _progress() -> Iterator[OnUpload]:
-    """Show the upload that is being read, if stderr is a terminal."""
-    with Status("", console=console(stderr=True)) as status:
-
-        def on_upload(step: Step, done: int) -> None:
-            uploads = len(step.closed or ())
-            status.update(f"step {step.number}: upload {done + 1} of {uploads}")
-
-        yield on_upload

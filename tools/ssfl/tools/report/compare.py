@@ -1,6 +1,7 @@
 """Comparison of two runs: settings, accuracy at equal rounds and bytes, bytes, times, masks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -101,36 +102,28 @@ def _newest(points: Sequence[Point], place: float) -> float:
 
 def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:
     """Return the bytes of both runs by phase and direction, over all encodings."""
-    places = {(row["phase"], row["direction"]) for rows in ledgers for row in rows}
-    return [
-        _ledger_line(phase, direction, ledgers)
-        for phase in (*PHASES, CONNECTION)
-        for direction in ("up", "down")
-        if (phase, direction) in places
-    ]
-
-
-def _ledger_line(
-    phase: str, direction: str, ledgers: Sequence[Sequence[Mapping[str, Any]]]
-) -> Entry:
-    matching = [
-        [row for row in rows if (row["phase"], row["direction"]) == (phase, direction)]
-        for rows in ledgers
-    ]
-    sums = {
-        count: [sum(row.get(count) or 0 for row in rows) for rows in matching]
-        for count in ("payload_bytes", "message_bytes", "socket_bytes")
-    }
-    sent = [sent_bytes(rows) for rows in matching]
-    counted = sums["socket_bytes"] if phase == CONNECTION else sent
-    return {
-        "phase": phase,
-        "direction": direction,
-        "encodings": [sorted({row["encoding"] for row in rows} - {""}) for rows in matching],
-        **sums,
-        "bytes": counted,
-        "ratio": counted[1] / counted[0] if counted[0] else None,
-    }
+    lines = []
+    for place in product((*PHASES, CONNECTION), ("up", "down")):
+        matching = [
+            [row for row in rows if (row["phase"], row["direction"]) == place] for rows in ledgers
+        ]
+        if not any(matching):
+            continue
+        sums = {
+            count: [sum(row.get(count) or 0 for row in rows) for rows in matching]
+            for count in ("payload_bytes", "message_bytes", "socket_bytes")
+        }
+        phase, direction = place
+        sent = sums["socket_bytes"] if phase == CONNECTION else [*map(sent_bytes, matching)]
+        lines.append({
+            "phase": phase,
+            "direction": direction,
+            "encodings": [sorted({row["encoding"] for row in rows} - {""}) for rows in matching],
+            **sums,
+            "bytes": sent,
+            "ratio": sent[1] / sent[0] if sent[0] else None,
+        })  # fmt: skip
+    return lines
 
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
