@@ -1,8 +1,7 @@
 """`ssfl certs`: a test CA, and certificates for a coordinator, its sites and its operator.
 
-Use a managed CA for real federations: the key of this one is a plain file. Certificates have the
-usages they should have from a real CA: the coordinator's is for servers, a site's is for clients
-and names its client id.
+Use a managed CA for real federations: the key of this one is a plain file. The coordinator's
+certificate is for servers, a site's is for clients and names its client id.
 """
 
 import re

@@ -97,13 +97,9 @@ class CheckReport:
         )  # fmt: skip
 
     def manifest(self) -> Manifest | None:
-        """Return this site's model, or the run's if no shard is checked.
-
-        Return None if the coordinator did not send its settings: the site then built its model
-        with default settings, and the run's model may differ.
-        """
+        """Return this site's model, or the run's if no shard is checked."""
         if not self.settings and self.asks_coordinator:
-            return None
+            return None  # the site built its model with default settings: the run's may differ
         return self.site.manifest if self.site else self.run_manifest
 
 

@@ -36,8 +36,7 @@ def check_disk(
 ) -> None:
     """Compare the free bytes of both folders with the needed bytes.
 
-    `state_dir` is the client's own folder. Files in it must be usable by this user; another user
-    may have started an earlier client.
+    Files in `state_dir` must be usable by this user; another may have started an earlier client.
     """
 
     def check(

@@ -102,7 +102,6 @@ def role_table(manifest: Manifest, num_frozen: int = 0) -> Table:
 
 
 def _totals(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Return the numbers of tensors and of values by role."""
     sizes = {role: [t.size for t in manifest.tensors if t.role is role] for role in Role}
     return {role.value: (len(found), sum(found)) for role, found in sizes.items()}
 

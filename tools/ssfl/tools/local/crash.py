@@ -1,9 +1,8 @@
 """`ssfl demo --crash`: the same federation twice, undisturbed and with crashes, compared.
 
-SIGKILL ends the coordinator while clients score, a client in the middle of an upload, and the
-coordinator in the middle of a round. To hit the right moment, one client is suspended (SIGSTOP)
-until the coordinator has accepted the uploads of others, and a failpoint kills the client at the
-third chunk of its update. The state after each crash is read from the journal.
+SIGKILL ends the coordinator while clients score, a client in the middle of an upload (by a
+failpoint), and the coordinator in the middle of a round. One client is suspended until the
+coordinator has accepted the uploads of others. The state after a crash is read from the journal.
 """
 
 import math
@@ -125,10 +124,7 @@ class CrashSchedule:
         return problems
 
     def _kill_coordinator(self, started: StepStarted, where: str, what: str) -> list[ClientId]:
-        """Kill the coordinator when some clients have reported, and return these clients.
-
-        The list is empty if the step was over before the crash.
-        """
+        """Kill the coordinator when some clients have reported; return them, if it was in time."""
         federation, suspended = self._federation, self._federation.clients[-1]
         federation.suspend(suspended)
         step, enough = started.step, max(1, len(started.cohort) - 2)

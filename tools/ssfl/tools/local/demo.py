@@ -98,7 +98,6 @@ def demo(argv: Sequence[str]) -> int:
 
 
 def _prepare(config: DemoConfig) -> Path:
-    """Make the shards in an empty folder."""
     local_run.fresh_folder(config.out)
     try:
         cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
@@ -109,7 +108,6 @@ def _prepare(config: DemoConfig) -> Path:
 
 
 def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
-    """Run the federation sparse and dense, and compare the results."""
     ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
     dense = _federate(config, screen, shards, local_run.DENSE, local_run.DENSE)
     local_run.show_results(
@@ -119,7 +117,6 @@ def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
 
 
 def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
-    """Run the sparse federation twice, the second time with crashes."""
     width = width_for(config.sparsity)
     screen.print(
         f"An mlp of width {width}, so that an update is sent in several chunks. The first run is "

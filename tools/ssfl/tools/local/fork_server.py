@@ -1,9 +1,8 @@
 """Start programs as forks of a process that has imported their modules.
 
-Importing torch takes a client seconds of CPU time; a fork has it at once. `ForkServer` starts
-`python -m ssfl.tools.local.fork_server MODULE…`. That process imports the modules and waits for
-requests on its stdin, a Unix socket. For each request it forks: the fork takes over the files,
-folder, variables and flags of the request and runs the program's `main` in a session of its own.
+Importing torch takes a client seconds of CPU time; a fork has it at once. The server imports the
+modules and waits for requests on its stdin, a Unix socket. Each fork takes over the files, folder,
+variables and flags of a request and runs the program's `main` in a session of its own.
 
 The server must not start a thread or a gRPC call, since neither survives a fork. It works on Linux
 only. It ends with the process that started it, and its forks end with it.

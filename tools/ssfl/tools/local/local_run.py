@@ -154,7 +154,6 @@ def show_results(
 
 
 def _results_table(results: Sequence[LocalRunResult], title: str) -> Table:
-    """Return the table of accuracies and costs."""
     table = Table("", title=title, title_justify="left", caption_justify="left")
     names = sorted({name for result in results for name in result.last["metrics"]})
     measured = [
@@ -212,7 +211,6 @@ def status_flags(status_port: int | None) -> list[str]:
 def _print_locations(
     console: Console, out: Path, result: LocalRunResult, drawn: Sequence[str]
 ) -> None:
-    """Print the digest and the paths of all results."""
     console.print(f"model digest  {result.status.model_digest.hex()}")
     console.print("(the same for every run with this seed on this kind of machine)")
     pictures = f"{out}/{', '.join(drawn)}" if drawn else "none: pip install matplotlib"

@@ -141,7 +141,6 @@ def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
 
 
 def _flags(run: RunSettings) -> list[str]:
-    """Return the flags of ssfl-coordinator for these settings."""
     flags = []
     for field_ in fields(run):
         value, flag = getattr(run, field_.name), "--" + field_.name.replace("_", "-")

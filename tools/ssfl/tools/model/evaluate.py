@@ -100,7 +100,6 @@ def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
 
 
 def _with_split(shard: Shard, split: str) -> Shard:
-    """Return the shard with the samples of a split as its test samples."""
     x, y = (getattr(shard, f"{SPLITS[split]}_{part}") for part in "xy")
     return replace(shard, test_x=x, test_y=y)
 

@@ -53,11 +53,7 @@ def clients_document(status: pb.GetStatusResponse) -> dict[str, Any]:
 def clients_view(
     status: pb.GetStatusResponse, *, show_all: bool = False, width: int = WIDE
 ) -> Group:
-    """Return the table, cut after MAX_SHOWN rows unless `show_all` is set.
-
-    Empty columns are left out, and on a narrow terminal those of HIDDEN_IF_NARROW. Names are never
-    cut.
-    """
+    """Return the table, cut after MAX_SHOWN rows unless `show_all` is set; names are never cut."""
     ordered, refused, missing = _ordered(status), _refused(status), _missing(status)
     counts = _format_counts(ordered)
     head = Text(f"run {status.run_id}   {status.phase}   {len(ordered)} clients")

@@ -1,10 +1,9 @@
 """Transfer times on a link, from its rate, its round trip and TCP slow start.
 
-A transfer begins on a connection that was idle while the client trained. TCP therefore starts with
-a window of ten segments and doubles it every round trip until it covers rate x round trip. From
-then on the link is full. Losses, other traffic and slow machines are not modelled.
-
-`benchmarks/plan_accuracy.py` compares these times with measured ones.
+A connection was idle while the client trained, so TCP starts with a window of ten segments and
+doubles it every round trip until it covers rate x round trip. From then on the link is full.
+Losses, other traffic and slow machines are not modelled. `benchmarks/plan_accuracy.py` compares
+these times with measured ones.
 """
 
 import math

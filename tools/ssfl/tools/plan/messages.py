@@ -1,8 +1,7 @@
 """Sizes of the messages of a run, taken from messages built for it.
 
-Each message is built as it is sent (proto/ssfl/v1), with digests, numbers and names as long as
-those of a run. Lengths that are unknown before the run are guesses: the number of samples at a
-site, its name, the digits of an evaluation. Together they are some bytes per message.
+Digests, numbers and names are as long as those of a run. Unknown lengths are guesses, such as a
+site's name and its number of samples. Together they are some bytes per message.
 """
 
 import math

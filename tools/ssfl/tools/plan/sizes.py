@@ -1,9 +1,8 @@
 """Predicted payload sizes.
 
 The size of float32 values and scores follows from their number. Entropy-coded payloads have a hard
-bound, given by the codec, and a range measured on real models and training.
-`benchmarks/plan_ranges.py` measures it on small images and fails if a constant below is wrong. The
-ranges also cover the larger networks of `benchmarks/bytes_on_wire.py`.
+bound, given by the codec, and a measured range: `benchmarks/plan_ranges.py` fails if a constant
+below is wrong. The ranges also cover the larger networks of `benchmarks/bytes_on_wire.py`.
 """
 
 import math

@@ -215,7 +215,6 @@ def _range(low: float, high: float, unit: str) -> str:
 
 
 def _format_number(number: float) -> str:
-    """Return a number with three digits, or with all digits before the point."""
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}"

@@ -1,16 +1,13 @@
 """Prediction of a whole run: bytes by phase and direction, and seconds on a link.
 
 The prediction follows a run of `ssfl.server.run.machine` in which no client is lost. Every client
-joins twice, one describes the model, all score, all get the mask. A cohort trains in each round.
-All clients test the model every `evaluate_every` rounds and at the end. The first base is not sent,
-because clients derive it from the initial weights. A base that a client got for a test is not sent
-again for training. With sampled clients, the number that hold the previous base is an expectation.
+joins twice, and one describes the model. The first base is not sent, because clients derive it from
+the initial weights. A base that a client got for a test is not sent again for training. With
+sampled clients, the number that hold the previous base is an expectation. At a refresh (masks.py),
+all clients get the base if they lack it, score it, and get the mask or its difference.
 
-After a warm-up and at a refresh (masks.py), all clients get the base if they lack it, score it, and
-get the mask or its difference to the previous mask. They already hold the values that it adds.
-
-Totals are those of the coordinator's ledger, with the same phases. Control messages are an
-expectation: a client that waits or works sends and receives some tens of bytes every 10 to 15 s.
+Totals are those of the coordinator's ledger. Control messages are an expectation: a client that
+waits or works sends and receives some tens of bytes every 10 to 15 s.
 """
 
 from collections import Counter
@@ -53,10 +50,9 @@ def plan_run(
     coordinator_bits_per_s: float | None = None,
     site: PlannedSite | None = None,
 ) -> RunPlan:
-    """Return the predicted bytes and seconds of a run with `settings.clients` clients.
+    """Return the prediction for a run with `settings.clients` clients, each with its own link.
 
-    Each client has its own link. Clients that transfer at the same time share
-    `coordinator_bits_per_s`, the rate of the coordinator's link.
+    Clients that transfer at the same time share `coordinator_bits_per_s`.
     """
     site = site or PlannedSite()
     coding = Coding(settings, reference_coding, site.num_frozen)

@@ -64,7 +64,6 @@ def report(argv: Sequence[str]) -> None:
 
 
 def _of_one(config: ReportConfig, source: Source) -> Path:
-    """Write the report of a run; return the HTML file."""
     if (source.folder / HISTORY).is_file() and not config.out:
         with _writing(source.folder / HTML):
             return write_report(source.folder)
@@ -75,7 +74,6 @@ def _of_one(config: ReportConfig, source: Source) -> Path:
 
 
 def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path:
-    """Write the comparison of two runs; return the HTML file."""
     html = _html(config, "comparison.html")
     with _writing(html):
         write_comparison(html, document)

@@ -127,7 +127,6 @@ def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
-    """Return the overlap of the two masks, in all and by layer."""
     if "fedavg" in (source.summary["settings"].get("strategy") for source in (first, second)):
         return {"why_not": "strategy fedavg has no mask", "layers": []}
     if first.model is None or second.model is None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.partition import KINDS
@@ -14,7 +15,7 @@ from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, Terminated, raise_on_sigterm, usage_error
 from ssfl.program.printable import printable
-from ssfl.program.settings.options import Value, options_of
+from ssfl.program.settings.options import options_of
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
 from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunSpec
@@ -113,20 +114,17 @@ def simulate(argv: Sequence[str]) -> int:
     )
     raise_on_sigterm()
     require_modules("torch", extra="client")
-    values = {
+    values: dict[str, Any] = {
         option.name: option.parse(given[option.name].text, given[option.name].subject)
         for option in OPTIONS
         if option.name in given
     }
     grid = values.get("grid")
-    out = values.get("out") or Path("runs", grid.stem if isinstance(grid, Path) else "simulate")
-    assert isinstance(out, Path)
-    workers = values.get("workers", 0)
-    assert isinstance(workers, int)
+    out = values.get("out") or Path("runs", grid.stem if grid else "simulate")
     try:
         specs = _study(values).specs()
         on_gpu = _need_devices({spec.device for spec in specs})
-        results = _results(specs, out, workers or int(on_gpu))
+        results = _results(specs, out, values.get("workers") or int(on_gpu))
     except DataError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except (DeviceError, MethodError, StudyError) as error:
@@ -139,15 +137,13 @@ def simulate(argv: Sequence[str]) -> int:
     return _exit_code(results)
 
 
-def _study(values: Mapping[str, Value]) -> Study:
+def _study(values: Mapping[str, Any]) -> Study:
     """Return the study of the file, if there is one, with the values of the flags."""
     grid, seeds = values.get("grid"), values.get("seeds")
-    study = read_grid(grid) if isinstance(grid, Path) else Study()
+    study = read_grid(grid) if grid else Study()
     fixed = {"source" if key == "data" else key: value for key, value in values.items()}
     study = study.with_base({key: value for key, value in fixed.items() if key in KEYS})
-    if seeds is None:
-        return study
-    return replace(study, seeds=read_seeds(str(seeds), "--seeds"))
+    return study if seeds is None else replace(study, seeds=read_seeds(seeds, "--seeds"))
 
 
 def _need_devices(names: Set[str]) -> bool:

@@ -163,7 +163,6 @@ def study_table(results: Sequence[RunResult], width: int) -> Table:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Column]:
-    """Return the columns of accuracies, bytes and seconds, by heading."""
     accuracies = {
         heading: Column((name,), 100.0, 1 if narrow else 2, with_sd=True)
         for heading, name in SHOWN_ACCURACIES.items()
@@ -185,7 +184,6 @@ def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Co
 
 
 def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the explanation of the numbers in the table."""
     parts = ["Mean ± sd over seeds."] if any(len(row["seeds"]) > 1 for row in rows) else []
     counts = {result.outcome[f"evaluations_last_{LAST}"] for result in results if result.outcome}
     if counts == {1}:
