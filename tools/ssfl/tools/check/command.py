@@ -18,7 +18,7 @@ from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.tools.check import view
 from ssfl.tools.check.coordinator import PreflightSession, same_version
 from ssfl.tools.check.disk import check_disk
-from ssfl.tools.check.forecast import Forecast, Terms, forecasts, sparsity_of
+from ssfl.tools.check.forecast import Forecast, forecasts, sparsity_of
 from ssfl.tools.check.network import Route, check_route
 from ssfl.tools.check.probe import TOKEN_BYTES, Question
 from ssfl.tools.check.site_trial import Pace, SiteCheck
@@ -84,17 +84,6 @@ class CheckReport:
     @property
     def num_frozen(self) -> int:
         return self.site.num_frozen if self.site else 0
-
-    def terms(self) -> Terms:
-        """Return the state of the run, as far as the coordinator sent it."""
-        if not (self.session and self.session.reply):
-            return Terms(num_frozen=self.num_frozen)
-        answer = self.session.answer
-        begun = answer.rounds_done or answer.phase not in ("gathering", "paused")
-        return Terms(
-            answer.reference_coding, answer.upload_slots, answer.num_clients + 1,
-            answer.rounds_done, has_begun=bool(begun), num_frozen=self.num_frozen,
-        )  # fmt: skip
 
     def manifest(self) -> Manifest | None:
         """Return this site's model, or the run's if no shard is checked."""
@@ -248,13 +237,13 @@ def _round(report: CheckReport) -> CheckResult:
 
     manifest = report.manifest()
     assert manifest is not None
-    run, is_run = report.settings or RunSettings(), report.settings is not None
+    answer = report.session.answer if report.session and report.session.reply else None
     rounds = report.rounds = forecasts(
-        manifest, run, report.terms(), report.link, report.pace, is_run=is_run
+        manifest, report.settings, answer, report.link, report.pace, report.num_frozen
     )
-    if is_run:
+    if report.settings:
         try:
-            begin_model(run, manifest, np.zeros(manifest.size, np.float32))
+            begin_model(report.settings, manifest, np.zeros(manifest.size, np.float32))
         except ModelUnusable as error:
             action = "start the run with settings that fit this model, or choose another model"
             remedy = Remedy(Owner.OPERATOR, action)

@@ -7,7 +7,6 @@ has a deadline.
 import base64
 import errno
 import os
-import queue
 import socket
 import ssl
 import threading
@@ -117,24 +116,23 @@ def _unreachable(text: str, action: str, owner: Owner = Owner.NETWORK) -> StepFa
 
 def _look_up(host: str, port: int, deadline_s: float) -> list[Any]:
     """Return the result of getaddrinfo, called in a thread because it has no deadline."""
-    answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+    found: list[Any] = []
+    failures: list[OSError] = []
 
     def ask() -> None:
         try:
-            answers.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            answers.put(error)
+            failures.append(error)
         except UnicodeError:  # two dots in a row, or 64 letters between dots
-            answers.put(socket.gaierror(socket.EAI_NONAME, "this is not a valid host name"))
+            failures.append(socket.gaierror(socket.EAI_NONAME, "this is not a valid host name"))
 
-    threading.Thread(target=ask, name="look-up", daemon=True).start()
-    try:
-        answer = answers.get(timeout=deadline_s)
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
+    thread = threading.Thread(target=ask, name="look-up", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if not found:
+        raise failures[0] if failures else TimeoutError
+    return found
 
 
 def _connect(address_info: Any, deadline_s: float) -> socket.socket:

@@ -46,7 +46,7 @@ def crash(screen: Console, out: Path, shards: Path, names: list[str], flags: lis
 
     def run(name: str, disturb: Callable[[LocalFederation], None] | None = None) -> LocalRunResult:
         federation = LocalFederation(out / name, shards, flags, names)
-        return federate(federation, name, screen, name, disturb)
+        return federate(federation, screen, name, disturb)
 
     undisturbed = run("undisturbed")
     crashes = CrashSchedule(screen)

@@ -137,7 +137,7 @@ def _federate(
     flags = [*_flags(config), "--learning-rate", LEARNING_RATE]
     flags += ["--strategy", strategy, "--reference-coding", coding]
     federation = LocalFederation(config.out / name, shards, flags, shard_names(shards))
-    return local_run.federate(federation, name, screen, title)
+    return local_run.federate(federation, screen, title)
 
 
 def _flags(config: DemoConfig) -> list[str]:

@@ -79,7 +79,6 @@ def fresh_folder(out: Path) -> None:
 
 def federate(
     federation: LocalFederation,
-    name: str,
     console: Console,
     title: str,
     disturb: Callable[[LocalFederation], None] | None = None,
@@ -94,7 +93,7 @@ def federate(
         federation.admin.close()
     models = Path(status.out_dir)
     history = json.loads((models / "history.json").read_bytes())
-    return LocalRunResult(name, status, history, models)
+    return LocalRunResult(federation.folder.name, status, history, models)
 
 
 def _watch(
@@ -109,11 +108,9 @@ def _watch(
             if status.delivered:
                 break
             if ended and status.phase not in ENDED:
-                raise ProgramError(
-                    f"{ended[0]} ended before the run was over; does its task end the process? "
-                    f"(its log: {federation.folder / ended[0]}.log)",
-                    ExitCode.BAD_DATA,
-                )
+                text = f"{ended[0]} ended before the run was over; does its task end the process?"
+                log = f"(its log: {federation.folder / ended[0]}.log)"
+                raise ProgramError(f"{text} {log}", ExitCode.BAD_DATA)
             if console.is_terminal:
                 live.update(status_view(status, title), refresh=True)
             now = f"{status.phase} {status.rounds_done}"
@@ -123,11 +120,8 @@ def _watch(
             if progress != (progress := (now, sum(client.steps_done for client in status.clients))):
                 progress_s = time.monotonic()
             if time.monotonic() - progress_s > STALL_S:
-                raise ProgramError(
-                    f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}; "
-                    f"the logs are in {federation.folder}",
-                    ExitCode.BUG,
-                )
+                text = f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}"
+                raise ProgramError(f"{text}; the logs are in {federation.folder}", ExitCode.BUG)
             time.sleep(POLL_S)
     console.print(f"{title}: done, {status.rounds_done} rounds, {_outcome(status)}")
     return status

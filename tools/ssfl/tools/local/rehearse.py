@@ -79,7 +79,7 @@ def rehearse(argv: Sequence[str]) -> None:
         flags += [*local_run.status_flags(config.status_port), *_flags(wanted)]
         flags += ["--init", str(config.init.absolute())] if config.init else []
         federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
-        results.append(local_run.federate(federation, name, screen, name))
+        results.append(local_run.federate(federation, screen, name))
     title = f"{plural(len(names), 'client')}, {plural(run.rounds, 'round')}"
     local_run.show_results(screen, config.out, results, title)
     screen.print(f"all done in {time.monotonic() - began_s:.0f} s")

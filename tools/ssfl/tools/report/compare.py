@@ -91,13 +91,9 @@ def _at_equal(runs: Sequence[Sequence[Point]], *, whole: bool) -> list[Entry]:
         places = dict.fromkeys(round(place) for place in places)
     lines = []
     for place in places:
-        values = [_newest(points, place) for points in runs]
+        values = [[value for at, value in points if at <= place][-1] for points in runs]
         lines.append({"at": place, "values": values, "difference": values[1] - values[0]})
     return lines
-
-
-def _newest(points: Sequence[Point], place: float) -> float:
-    return next(value for at, value in reversed(points) if at <= place)
 
 
 def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:

@@ -68,7 +68,7 @@ def accuracy_curve(
         if entry[what] is not None:
             megabytes.append(so_far)  # the base was tested before the bytes of the round were sent
             values.append(scale * entry[what])
-        so_far = _total(entry["ledger"])
+        so_far = sum(row["message_bytes"] for row in entry["ledger"]) / 1e6
     if history["evaluations"] and history["evaluations"][-1][what] is not None:
         megabytes.append(so_far)
         values.append(scale * history["evaluations"][-1][what])
@@ -163,10 +163,6 @@ def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> N
     pieces.append((received - moving / 2, moving / 2, TRANSFER))
     for start, length, colour in pieces:
         axes.barh(place, length, left=began + start, color=colour, height=0.7)
-
-
-def _total(ledger: list[Mapping[str, Any]]) -> float:
-    return float(sum(row["message_bytes"] for row in ledger)) / 1e6
 
 
 def _save(figure: Any, path: Path) -> None:
