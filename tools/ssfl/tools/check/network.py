@@ -89,25 +89,20 @@ def _name(route: Route) -> CheckResult:
     began_s = time.monotonic()
     try:
         found = _look_up(host, port, route.deadline_s)
-    except socket.gaierror as error:
-        raise _name_failure(route, host, str(error.strerror)) from error
-    except TimeoutError as error:
-        why = f"no name server answers within {route.deadline_s:g} s"
-        raise _name_failure(route, host, why) from error
+    except OSError as error:
+        late = isinstance(error, TimeoutError)
+        why = f"no name server answers within {route.deadline_s:g} s" if late else error.strerror
+        target = f"the proxy {host}" if route.proxy else host
+        flag = route.proxy.variable if route.proxy else "--coordinator"
+        text = f"the name of {target} cannot be resolved: {why}"
+        action = f"make {host} known to this machine (DNS, VPN); if it is misspelt, correct {flag}"
+        raise _unreachable(text, action) from error
     route.addresses = found[:MAX_ADDRESSES]
     shown = list(dict.fromkeys(address_info[-1][0] for address_info in found))
     if shown == [host]:
         return CheckResult(f"{host} is an address, not a name")
     took_ms = 1000 * (time.monotonic() - began_s)
     return CheckResult(f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
-
-
-def _name_failure(route: Route, host: str, why: str) -> StepFailed:
-    target = f"the proxy {host}" if route.proxy else host
-    flag = route.proxy.variable if route.proxy else "--coordinator"
-    text = f"the name of {target} cannot be resolved: {why}"
-    action = f"make {host} known to this machine (DNS, VPN); if it is misspelt, correct {flag}"
-    return _unreachable(text, action)
 
 
 def _unreachable(text: str, action: str, owner: Owner = Owner.NETWORK) -> StepFailed:

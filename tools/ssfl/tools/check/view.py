@@ -152,16 +152,13 @@ def _once_note(own: Forecast) -> str:
     mask = f"mask {format_size(own.mask)} down" if own.mask.most else ""
     if not before or not own.scores.most:
         return f"Once, with the first task: {mask}{of_last}. " if mask else ""
-    when = (
-        f"Once before training{at}" if before == (0,) else f"Before round {_format_rounds(before)}"
-    )
+    rounds = ", ".join(map(str, before[:MAX_ROUNDS_SHOWN]))
+    more = len(before) - MAX_ROUNDS_SHOWN
+    when = f"Before round {rounds}" + (f" and {more} more" if more > 0 else "")
+    if before == (0,):
+        when = f"Once before training{at}"
     transfers = ", ".join(filter(None, [f"scores {format_size(own.scores)} up", mask]))
     return f"{when}: {transfers}{of_last}. "
-
-
-def _format_rounds(numbers: tuple[int, ...]) -> str:
-    text = ", ".join(map(str, numbers[:MAX_ROUNDS_SHOWN]))
-    return f"{text} and {more} more" if (more := len(numbers) - MAX_ROUNDS_SHOWN) > 0 else text
 
 
 def verdict_text(steps: Steps) -> Text:

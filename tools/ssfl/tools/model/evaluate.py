@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards.shard_file import Shard, find_shard, shard_names
+from ssfl.datasets.shards.shard_file import find_shard, shard_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
@@ -88,8 +88,9 @@ def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
     for path in paths:
         shard = task.load_shard(path)
         model = build_network(final, task, shard, device)
+        x, y = (getattr(shard, f"{SPLITS[config.split]}_{part}") for part in "xy")
         with working_on(device):
-            tested = test(model, task, _with_split(shard, config.split))
+            tested = test(model, task, replace(shard, test_x=x, test_y=y))
         rows.append({"shard": path.name.removesuffix(".npz"), "evaluation": asdict(tested)})
     if not any(row["evaluation"]["total"] for row in rows):
         raise ShardError(
@@ -97,11 +98,6 @@ def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
             f"--split is one of {', '.join(SPLITS)}"
         )
     return rows
-
-
-def _with_split(shard: Shard, split: str) -> Shard:
-    x, y = (getattr(shard, f"{SPLITS[split]}_{part}") for part in "xy")
-    return replace(shard, test_x=x, test_y=y)
 
 
 def _table(split: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> Table:

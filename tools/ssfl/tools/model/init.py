@@ -21,8 +21,6 @@ from ssfl.tools.model import build
 from ssfl.tools.terminal import console, right
 
 if TYPE_CHECKING:
-    from ssfl.datasets.shards.shard_file import Shard
-    from ssfl.learning.load_task import LoadedTask
     from ssfl.learning.pretrained import CopiedWeights
 
 DESCRIPTION = (
@@ -101,7 +99,10 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
     from ssfl.learning.pretrained import copy_weights, read_weights
 
     task = load_task(config.task)
-    shard = _shard(config, task)
+    if config.input:
+        shard = build.placeholder_shard(build.parse_shape(config.input), config.classes)
+    else:
+        shard = build.load_data(task, config.data, config.data_root)
     model = task.build_model(build.run_settings(config), shard)
     description = task.description(build.run_settings(config), shard)
     manifest = manifest_of(model, description, own_weights=task.own_weights)
@@ -118,12 +119,6 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
     except OSError as error:
         raise ProgramError(f"cannot write {config.out}: {error}", ExitCode.BAD_DATA) from error
     return manifest, values_digest(vector), taken
-
-
-def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
-    if config.input:
-        return build.placeholder_shard(build.parse_shape(config.input), config.classes)
-    return build.load_data(task, config.data, config.data_root)
 
 
 def _check(config: InitConfig, taken: "CopiedWeights") -> None:

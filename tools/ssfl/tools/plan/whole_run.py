@@ -179,10 +179,6 @@ class _Planner:
     def _train(self, leg: _Leg, base: CodedSize) -> Transfer:
         return self._download(base, lambda payload: self._task(leg, base=payload))
 
-    def _evaluate(self, leg: _Leg, base: CodedSize) -> Transfer:
-        header = partial(leg.messages.evaluate_task, *self._middle)
-        return self._download(base, header)
-
     def _task(self, leg: _Leg, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
         granted = self.cohort <= self.slots
         return leg.messages.train_task(
@@ -276,7 +272,8 @@ class _Planner:
             scored = Transfer(base.size, base.size.map(download_bytes))
             self._add("values", "down", self._train(leg, base), counts["train", holds])
             self._add("values", "down", scored, counts["score", holds])
-            self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
+            tested = self._download(base, partial(leg.messages.evaluate_task, *self._middle))
+            self._add("evaluation", "down", tested, counts["evaluate", holds])
 
     def _num_extra(self, number: int) -> int:
         """Return the clients that a round invites beyond its target; they may be too slow."""

@@ -55,7 +55,7 @@ def report(argv: Sequence[str]) -> None:
         if config.json:
             print(to_json(comparison or report_document(source)).decode(), end="")
             return
-        written = _of_two(config, comparison) if comparison else _of_one(config, source)
+        written = _write(config, source, comparison)
     except ReportError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     console().print(f"report: {written}", soft_wrap=True)
@@ -63,20 +63,20 @@ def report(argv: Sequence[str]) -> None:
         console().print("no browser could be started: open the file by hand")
 
 
-def _of_one(config: ReportConfig, source: Source) -> Path:
-    if (source.folder / HISTORY).is_file() and not config.out:
+def _write(config: ReportConfig, source: Source, comparison: Mapping[str, Any] | None) -> Path:
+    """Write the report of a run, or the comparison of two; return the HTML file."""
+    if not (comparison or config.out) and (source.folder / HISTORY).is_file():
         with _writing(source.folder / HTML):
             return write_report(source.folder)
-    html = _html(config, f"report-{source.summary['run_id']}.html")
+    default = "comparison.html" if comparison else f"report-{source.summary['run_id']}.html"
+    html = Path(config.out or default)
+    if html.suffix.lower() not in (".html", ".htm"):
+        raise usage_error(f"--out must end in .html, got {html}")
     with _writing(html):
-        write_files(source, html, f"{html.stem}-")
-    return html
-
-
-def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path:
-    html = _html(config, "comparison.html")
-    with _writing(html):
-        write_comparison(html, document)
+        if comparison:
+            write_comparison(html, comparison)
+        else:
+            write_files(source, html, f"{html.stem}-")
     return html
 
 
@@ -90,13 +90,6 @@ def _writing(html: Path) -> Iterator[None]:
         raise usage_error(
             f"cannot write {html}: {error.strerror}{folder}; --out names another file"
         ) from error
-
-
-def _html(config: ReportConfig, default: str) -> Path:
-    html = Path(config.out or default)
-    if html.suffix.lower() not in (".html", ".htm"):
-        raise usage_error(f"--out must end in .html, got {html}")
-    return html
 
 
 def write_comparison(html: Path, document: Mapping[str, Any]) -> None:
@@ -116,7 +109,9 @@ def open_run(where: Path) -> Source:
             return open_folder(found)
     for state in (where, where / "state"):
         if StateDirectory(state).journal.is_file():
-            return _newest(open_state(state), where / "runs")
+            source = open_state(state)
+            results = where / "runs" / source.summary["run_id"] / "coordinator"
+            return open_folder(results) if (results / HISTORY).is_file() else source
     if found := _only(where, "runs/*/coordinator"):
         return open_folder(found)
     raise ReportError(
@@ -131,12 +126,6 @@ def _only(where: Path, pattern: str) -> Path | None:
     if len(found) > 1:
         raise ReportError(f"{where} has several runs: name one of them{_runs_in(where)}")
     return found[0] if found else None
-
-
-def _newest(state: Source, runs: Path) -> Source:
-    """Return the results of the run of a state directory if there are some, else the state."""
-    results = runs / state.summary["run_id"] / "coordinator"
-    return open_folder(results) if (results / HISTORY).is_file() else state
 
 
 def _runs_in(folder: Path) -> str:

@@ -85,7 +85,8 @@ def summary_table(summary: ShardSummary) -> Table:
         cells = _range_cells(summary)
     elif len(names) <= _MAX_COLUMNS and sum(map(len, names)) <= _MAX_HEADING:
         title, columns = "training samples per class", [right(Text(name)) for name in names]
-        cells = _count_cells(summary.train_counts)
+        rows = [*summary.train_counts, summary.train_counts.sum(axis=0)]
+        cells = [[Text(f"{count:,}" if count else "·") for count in row] for row in rows]
     else:
         title, columns = "samples and their classes", [right("classes"), Column("largest")]
         cells = _largest_cells(summary.train_counts, names)
@@ -109,11 +110,6 @@ def _visible_clients(clients: int) -> list[int]:
     if clients <= _MAX_ROWS:
         return list(range(clients))
     return [*range(_FIRST_ROWS), -1, *range(clients - _LAST_ROWS, clients)]
-
-
-def _count_cells(counts: Counts) -> list[list[Text]]:
-    rows = [*counts, counts.sum(axis=0)]
-    return [[Text(f"{count:,}" if count else "·") for count in row] for row in rows]
 
 
 def _largest_cells(counts: Counts, names: list[str]) -> list[list[Text]]:

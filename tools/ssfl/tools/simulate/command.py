@@ -134,7 +134,9 @@ def simulate(argv: Sequence[str]) -> int:
         print(json.dumps(summary_of(results), indent=1))
     else:
         _print_results(results, out)
-    return _exit_code(results)
+    if failed := [result for result in results if result.error]:
+        return int(ExitCode.BUG if any(run.is_bug for run in failed) else ExitCode.BAD_DATA)
+    return int(ExitCode.DONE)
 
 
 def _study(values: Mapping[str, Any]) -> Study:
@@ -157,7 +159,10 @@ def _need_devices(names: Set[str]) -> bool:
 
 
 def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResult]:
-    with StudyProgress(f"{_run_count(specs)}, results in {out}") as progress:
+    names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
+    parts = f"{plural(len(names), 'configuration')} x {plural(len(seeds), 'seed')}"
+    title = f"{plural(len(specs), 'run')} ({parts}), results in {out}"
+    with StudyProgress(title) as progress:
         try:
             return run_all(specs, out, workers, progress)
         except (KeyboardInterrupt, Terminated):
@@ -165,12 +170,6 @@ def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResul
                 f"stopped: {progress.done} of the runs to go are stored; the same command resumes"
             )
             raise
-
-
-def _run_count(specs: Sequence[RunSpec]) -> str:
-    names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
-    parts = [plural(len(names), "configuration"), plural(len(seeds), "seed")]
-    return f"{plural(len(specs), 'run')} ({' x '.join(parts)})"
 
 
 def _print_results(results: Sequence[RunResult], out: Path) -> None:
@@ -185,10 +184,3 @@ def _print_results(results: Sequence[RunResult], out: Path) -> None:
     if len(results) == 1 and not failed:
         screen.print(f"model digest  {results[0].outcome['model_digest']}")
     screen.print(f"results       {out}/{SUMMARY}, {TABLE} and {RUNS}/", soft_wrap=True)
-
-
-def _exit_code(results: Sequence[RunResult]) -> int:
-    failed = [result for result in results if result.error]
-    if not failed:
-        return int(ExitCode.DONE)
-    return int(ExitCode.BUG if any(result.is_bug for result in failed) else ExitCode.BAD_DATA)
