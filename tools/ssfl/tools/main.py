@@ -4,7 +4,8 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from ssfl.program.exits import ExitCode, run_program, usage_error
+from ssfl.datasets.errors import DataError
+from ssfl.program.exits import ExitCode, ProgramError, run_program, usage_error
 from ssfl.program.version import ssfl_version
 
 # By group and name: the module below ssfl.tools with the function of that name, and the help. A
@@ -65,7 +66,10 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
         raise usage_error(f"no such command; the commands are: {', '.join(modules)}")
     module = importlib.import_module(f"ssfl.tools.{modules[name]}")
     body: Callable[[Sequence[str]], int | None] = getattr(module, name.replace("-", "_"))
-    return body(arguments)
+    try:
+        return body(arguments)
+    except DataError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
 
 
 def _help() -> str:

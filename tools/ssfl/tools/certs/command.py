@@ -77,8 +77,12 @@ def certs(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(CertsConfig, argv, None, "ssfl certs", DESCRIPTION, EXAMPLE)
     screen = console()
+    days, overwrite = timedelta(days=config.days), config.overwrite
     try:
-        issued = _make(config)
+        authority = Authority.open(config.out, datetime.now(UTC))
+        issued = [authority.own, authority.coordinator(config.hosts, days, overwrite=overwrite)]
+        for name in ("admin", *config.site_names):
+            issued.append(authority.client(name, days, overwrite=overwrite))
     except CertsFolderError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
@@ -86,15 +90,6 @@ def certs(argv: Sequence[str]) -> None:
     screen.print(_table(issued))
     for line in _next(config):
         screen.print(line, soft_wrap=True, markup=False)
-
-
-def _make(config: CertsConfig) -> list[Issued]:
-    authority = Authority.open(config.out, datetime.now(UTC))
-    days, overwrite = timedelta(days=config.days), config.overwrite
-    coordinator = authority.coordinator(config.hosts, days, overwrite=overwrite)
-    names = ("admin", *config.site_names)
-    clients = [authority.client(name, days, overwrite=overwrite) for name in names]
-    return [authority.own, coordinator, *clients]
 
 
 def _table(issued: Sequence[Issued]) -> Table:

@@ -7,6 +7,7 @@ coordinator has accepted the uploads of others. The state after a crash is read 
 
 import math
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -99,22 +100,14 @@ class CrashSchedule:
         reports = Counter(
             (fact.step, fact.client) for fact in self._facts() if isinstance(fact, UploadAccepted)
         )
-        problems = [
-            f"{client} counted twice in step {step}"
-            for (step, client), count in reports.items()
-            if count > 1
-        ]
+        problems = [f"{client} counted twice in step {step}" for step, client in _twice(reports)]
         trained = Counter(
             (client, found[1])
             for client in self._federation.clients
             for line in self._federation.log_of(client)
             if (found := re.search(r" trained  .*\bround=(\d+)", line))
         )
-        problems += [
-            f"{client} trained round {number} twice"
-            for (client, number), count in trained.items()
-            if count > 1
-        ]
+        problems += [f"{client} trained round {number} twice" for client, number in _twice(trained)]
         problems += self._missed
         if self._sent_twice > MAX_CHUNK_BYTES:
             problems.append(f"{self._sent_twice:,} bytes were sent twice")
@@ -126,7 +119,7 @@ class CrashSchedule:
     def _kill_coordinator(self, started: StepStarted, where: str, what: str) -> list[ClientId]:
         """Kill the coordinator when some clients have reported; return them, if it was in time."""
         federation, suspended = self._federation, self._federation.clients[-1]
-        federation.suspend(suspended)
+        federation.send_signal(suspended, signal.SIGSTOP)
         step, enough = started.step, max(1, len(started.cohort) - 2)
         self._wait(
             lambda: len(self._uploads(step)) >= enough or self._is_closed(step),
@@ -139,7 +132,7 @@ class CrashSchedule:
             f"{where}: coordinator killed, {len(accepted)} of {len(started.cohort)} {what} accepted"
         )
         federation.restart(COORDINATOR)
-        federation.resume(suspended)
+        federation.send_signal(suspended, signal.SIGCONT)
         back = time.monotonic() - killed_s
         kept = len(self._uploads(step))
         self._print(f"{where}: coordinator back after {back:.1f} s, {kept} {what} still count")
@@ -155,7 +148,7 @@ class CrashSchedule:
                 break
             federation.restart(victim, MID_UPLOAD)  # it died before a byte arrived: try again
         assert step is not None
-        kept = LocalState(federation.client_state_dir(victim)).load()
+        kept = LocalState(federation.clients_dir / victim).load()
         if kept is None:
             raise ProgramError(f"{victim} died without storing its update", ExitCode.BUG)
         total = len(kept.payload)
@@ -218,3 +211,7 @@ class CrashSchedule:
 
     def _print(self, text: str) -> None:
         self._screen.print(f"{time.monotonic() - self._began_s:6.1f} s  {text}", soft_wrap=True)
+
+
+def _twice(counts: Counter[Found]) -> list[Found]:
+    return [key for key, count in counts.items() if count > 1]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ssfl.datasets.errors import DataError
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import shard_names
@@ -16,7 +15,7 @@ from ssfl.method.density import parse_sparsity
 from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.program.exits import ExitCode, raise_on_sigterm
 from ssfl.tools.local import local_run
 from ssfl.tools.local.crash import CLIENTS, MAX_SPARSITY, MIN_ROUNDS, ROUNDS, crash, width_for
 from ssfl.tools.local.fork_server import shared_client_server
@@ -99,11 +98,8 @@ def demo(argv: Sequence[str]) -> int:
 
 def _prepare(config: DemoConfig) -> Path:
     local_run.fresh_folder(config.out)
-    try:
-        cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
-        make_shards(config.out / "shards", digits(), cut)
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
+    make_shards(config.out / "shards", digits(), cut)
     return config.out / "shards"
 
 

@@ -73,9 +73,10 @@ class LocalFederation:
         """The state directory of the coordinator."""
         return self.folder / "state"
 
-    def client_state_dir(self, client: str) -> Path:
-        """Return the state directory of a client."""
-        return self.folder / "clients" / client
+    @property
+    def clients_dir(self) -> Path:
+        """The folder of the clients' state directories."""
+        return self.folder / "clients"
 
     def __enter__(self) -> Self:
         try:
@@ -135,13 +136,9 @@ class LocalFederation:
             self.admin.close()
             self.admin = AdminClient(f"127.0.0.1:{self._ports()[1]}")
 
-    def suspend(self, name: str) -> None:
-        """Suspend a process with SIGSTOP."""
-        self._processes[name].send_signal(signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        """Continue a suspended process."""
-        self._processes[name].send_signal(signal.SIGCONT)
+    def send_signal(self, name: str, number: int) -> None:
+        """Send a signal to a process."""
+        self._processes[name].send_signal(number)
 
     def log_of(self, name: str) -> list[str]:
         """Return the log lines of a process, including those before a restart."""
@@ -167,7 +164,7 @@ class LocalFederation:
                 name,
                 ["ssfl.client.main", f"--data={shard}", "--data-root", str(self._shards),
                  f"--client-id={name}", "--coordinator", f"127.0.0.1:{port}", *common,
-                 "--state-dir", str(self.folder / "clients"), *self._client_flags],
+                 "--state-dir", str(self.clients_dir), *self._client_flags],
             )  # fmt: skip
 
     def _start(self, name: str, command: Sequence[str], **variables: str) -> None:

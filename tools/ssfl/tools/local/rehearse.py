@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.shard_file import MAKE_SHARDS, shard_names
 from ssfl.datasets.wording import plural
 from ssfl.method.errors import SettingsError
@@ -60,10 +59,7 @@ def rehearse(argv: Sequence[str]) -> None:
     screen = console()
     began_s = time.monotonic()
     _check_inputs(config)
-    try:
-        names = _chosen(config, shard_names(config.data_root))
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+    names = _chosen(config, shard_names(config.data_root))
     run = _run_of(config, len(names))
     shared_client_server()
     local_run.fresh_folder(config.out)

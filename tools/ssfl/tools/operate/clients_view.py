@@ -1,11 +1,10 @@
 """The table of `ssfl clients`: clients in trouble first, then clients that the run waits for.
 
-The order is: clients that a stalled run waits for, lost clients, clients with refusals, working
-clients (least done first), waiting clients, clients that have reported, and clients that have left
-or were removed. Names come from the sites, so they are shown as text, never as markup.
+The order is: clients that a stalled run waits for, lost clients, clients with refusals, then by
+state as in STATES. Names come from the sites, so they are shown as text, never as markup.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,7 +84,11 @@ def clients_view(
     if rest := ordered[len(shown) :]:
         note = f"… {len(rest)} more: {_format_counts(rest)} (--all shows them)"
         lines.append(Text(note, style="dim"))
-    lines += _refused_others(status, refused)
+    others = [name for name in refused if name not in {client.client_id for client in ordered}]
+    if others:
+        text = "; ".join(f"{name} {_format_reasons(refused[name])}" for name in others[:8])
+        more = f" and {len(others) - 8} more (--json has all)" if len(others) > 8 else ""
+        lines.append(Text(f"refused, not joined: {text}{more}", style="yellow"))
     if status.waiting_for:
         lines.append(Text(f"waiting for {status.waiting_for}"))
     return Group(head, table, *lines)
@@ -117,10 +120,10 @@ def _missing(status: pb.GetStatusResponse) -> set[str]:
 
 
 def _refused(status: pb.GetStatusResponse) -> Refused:
-    refused: Refused = defaultdict(dict)
+    refused: Refused = {}
     for refusal in status.refusals:
-        refused[refusal.client_id][refusal.reason] = refusal.count
-    return dict(refused)
+        refused.setdefault(refusal.client_id, {})[refusal.reason] = refusal.count
+    return refused
 
 
 def _counts(clients: Iterable[pb.ClientStatus]) -> dict[str, int]:
@@ -152,14 +155,3 @@ def _ago(seconds: float) -> str:
 def _format_reasons(reasons: dict[str, int]) -> str:
     by_count = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count}" for reason, count in by_count)
-
-
-def _refused_others(status: pb.GetStatusResponse, refused: Refused) -> list[Text]:
-    """Return a line with the refused clients that have not joined, if there are any."""
-    known = {client.client_id for client in status.clients}
-    names = [name for name in refused if name not in known]
-    if not names:
-        return []
-    shown = "; ".join(f"{name} {_format_reasons(refused[name])}" for name in names[:8])
-    more = f" and {len(names) - 8} more (--json has all)" if len(names) > 8 else ""
-    return [Text(f"refused, not joined: {shown}{more}", style="yellow")]

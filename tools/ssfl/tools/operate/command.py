@@ -133,10 +133,9 @@ def resume(argv: Sequence[str]) -> None:
     """Resume a paused run."""
     config = _load(OperateConfig, argv, "resume", "Resumes a paused run where it stopped.")
     answer: pb.ResumeRunResponse = _coordinator(config).call("ResumeRun")
-    done = "the run is resumed"
-    if not answer.was_paused:
-        done = "the run was not paused: nothing to do"
-    _print_answer(config, {"paused": False, "was_paused": answer.was_paused}, done)
+    was_paused = answer.was_paused
+    done = "the run is resumed" if was_paused else "the run was not paused: nothing to do"
+    _print_answer(config, {"paused": False, "was_paused": was_paused}, done)
 
 
 def refresh_mask(argv: Sequence[str]) -> None:

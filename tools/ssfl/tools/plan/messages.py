@@ -33,6 +33,7 @@ CLIENT_ID = "shard_00"
 FINGERPRINT = "torch 2.13.0+cpu, AVX2, 1 thread, numpy 2.4.1"
 SECONDS = 1.5  # any double that is not 0
 _DENSE = transfer_pb2.ENCODING_DENSE
+_CALLER = pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=LARGEST)
 _ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
 NAMES_SHOWN = 5  # in the reason of a `waiting`
 
@@ -81,10 +82,6 @@ class Messages:
     num_samples: int  # at a site
     num_tested: int
 
-    @property
-    def caller(self) -> pb.Caller:
-        return pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=LARGEST)
-
     def join_request(self, *, built: bool) -> int:
         return pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -100,7 +97,7 @@ class Messages:
     def join_response(self, *, described: bool) -> int:
         return pb.JoinResponse(
             run_id=RUN_ID,
-            session=self.caller.session,
+            session=LARGEST,
             settings=settings_to_message(self.settings),
             manifest=self.manifest.json if described else b"",
             protocol_version=PROTOCOL_VERSION,
@@ -109,7 +106,7 @@ class Messages:
 
     def ask(self, *, finished_step: int, mask: bool, base: bool) -> int:
         return pb.NextTaskRequest(
-            caller=self.caller,
+            caller=_CALLER,
             finished_step=finished_step,
             initial_digest=DIGEST,
             mask_digest=DIGEST if mask else b"",
@@ -131,7 +128,7 @@ class Messages:
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=DIGEST)
         if payload_bytes:
             header.initial.CopyFrom(_payload(_DENSE, payload_bytes))
-        return pb.SendInitialRequest(caller=self.caller, header=header).ByteSize()
+        return pb.SendInitialRequest(caller=_CALLER, header=header).ByteSize()
 
     def score_task(self, step: int, scores: CodedSize, num_decisive: int, *, refresh: bool) -> int:
         """Return the size of a SCORE task; one for a refresh names the model to score."""
@@ -162,7 +159,7 @@ class Messages:
             scores=_payload(scores.encoding, payload_bytes),
             work_s=SECONDS,
         )
-        return pb.ReportSaliencyRequest(caller=self.caller, header=report).ByteSize()
+        return pb.ReportSaliencyRequest(caller=_CALLER, header=report).ByteSize()
 
     def train_task(
         self,
@@ -203,7 +200,7 @@ class Messages:
             work_s=SECONDS,
             coding_error=SECONDS if coded.encoding in LOSSY.values() else 0,
         )
-        return pb.SendUpdateRequest(caller=self.caller, header=update).ByteSize()
+        return pb.SendUpdateRequest(caller=_CALLER, header=update).ByteSize()
 
     def evaluate_task(self, step: int, rounds_done: int, base: transfer_pb2.Payload) -> int:
         work = pb.EvaluateTask(
@@ -224,7 +221,7 @@ class Messages:
 
     def evaluation_report(self, step: int, *, is_personal: bool = False) -> int:
         return pb.ReportEvaluationRequest(
-            caller=self.caller,
+            caller=_CALLER,
             step=step,
             evaluation=self._evaluation(),
             personal=self._evaluation() if is_personal else None,
@@ -243,7 +240,7 @@ class Messages:
         return pb.SendInitialResponse(receipt=_ACCEPTED).ByteSize()
 
     def leave(self) -> int:
-        request = pb.LeaveRequest(caller=self.caller, reason=pb.LEAVE_REASON_FINISHED)
+        request = pb.LeaveRequest(caller=_CALLER, reason=pb.LEAVE_REASON_FINISHED)
         return request.ByteSize() + pb.LeaveResponse().ByteSize()
 
     def _mask(self, payload_bytes: int) -> mask_pb2.MaskBroadcast:

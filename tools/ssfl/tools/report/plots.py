@@ -115,8 +115,7 @@ def plot_densities(history: History, path: Path) -> None:
     right.set_title("How thin its thinnest layer gets")
     left.invert_yaxis()
     if CHOSEN in colours:
-        handles = [Patch(color=CHOSEN, label="this run"), Patch(color=OTHERS, label="others")]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        _add_legend(figure, {"this run": CHOSEN, "others": OTHERS})
     _save(figure, path)
 
 
@@ -139,12 +138,8 @@ def plot_timeline(history: History, path: Path, last: int = 6) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.set_title("Timeline of the clients", pad=20)
-    handles = [
-        Patch(color=WAITING, label="waits for the task"),
-        Patch(color=TRAINING, label="tests and trains"),
-        Patch(color=TRANSFER, label="receives and sends"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    meanings = {"waits for the task": WAITING, "tests and trains": TRAINING}
+    _add_legend(figure, {**meanings, "receives and sends": TRANSFER})
     _save(figure, path)
 
 
@@ -163,6 +158,12 @@ def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> N
     pieces.append((received - moving / 2, moving / 2, TRANSFER))
     for start, length, colour in pieces:
         axes.barh(place, length, left=began + start, color=colour, height=0.7)
+
+
+def _add_legend(figure: Any, colours: Mapping[str, str]) -> None:
+    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    place, count = "outside lower center", len(handles)
+    figure.legend(handles=handles, loc=place, ncols=count, frameon=False)
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ssfl.datasets.errors import DataError, OptionError
+from ssfl.datasets.errors import OptionError
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY
 from ssfl.datasets.shards.summary import ShardSummary
@@ -100,8 +100,6 @@ def shards(argv: Sequence[str]) -> None:
             )  # fmt: skip
     except OptionError as error:
         raise usage_error(str(error)) from error
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except MemoryError:
         text = "the data set does not fit into this machine's memory"
         raise ProgramError(text, ExitCode.BAD_DATA) from None

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.partition import KINDS
 from ssfl.datasets.wording import plural
 from ssfl.learning.errors import DeviceError
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, Terminated, raise_on_sigterm, usage_error
+from ssfl.program.exits import ExitCode, Terminated, raise_on_sigterm, usage_error
 from ssfl.program.printable import printable
 from ssfl.program.settings.options import options_of
 from ssfl.study.errors import StudyError
@@ -125,8 +124,6 @@ def simulate(argv: Sequence[str]) -> int:
         specs = _study(values).specs()
         on_gpu = _need_devices({spec.device for spec in specs})
         results = _results(specs, out, values.get("workers") or int(on_gpu))
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except (DeviceError, MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
     write_summary(out, results)

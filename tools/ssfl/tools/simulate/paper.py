@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ssfl.datasets.errors import DataError
 from ssfl.durable.files import write_atomic
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
+from ssfl.program.exits import raise_on_sigterm, usage_error
 from ssfl.program.version import ssfl_version
 from ssfl.study.errors import StudyError
 from ssfl.tools.local.local_run import require_modules
@@ -57,8 +56,6 @@ def paper(argv: Sequence[str]) -> None:
     require_modules("matplotlib", extra="data")
     try:
         _run(config)
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except (MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
 
