@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from ssfl.program.exits import ExitCode, Terminated
 from ssfl.program.printable import printable_lines
@@ -102,16 +103,15 @@ class Steps:
             self.skip(name, self._skip_reason(missing[0]))
             return False
         self._begin(name)
-        began_s = time.monotonic()
+        began_s, step = time.monotonic(), partial(CheckStep, self.part, name)
         with _captured_warnings() as warnings, _reporting_slowness(name):
             try:
                 result = body()
             except BaseException as error:  # the other steps still run
                 failed = _failure(error, began_s)
-                self._add(
-                    name, CheckVerdict.FAILED, str(failed), failed.remedy, began_s, failed.exit_code
-                )
-                if failed.exit_code in INTERRUPTED:
+                code, took_s = failed.exit_code, time.monotonic() - began_s
+                self.all.append(step(CheckVerdict.FAILED, str(failed), failed.remedy, took_s, code))
+                if code in INTERRUPTED:
                     raise CheckInterrupted from error
                 return False
         remedy, warning = result.remedy, "; ".join(warnings)
@@ -120,12 +120,12 @@ class Steps:
         elif warning:
             remedy = Remedy(Owner.MACHINE, warning)
         verdict = CheckVerdict.WARNING if remedy else CheckVerdict.OK
-        self._add(name, verdict, result.text, remedy, began_s)
+        self.all.append(step(verdict, result.text, remedy, time.monotonic() - began_s))
         return True
 
     def skip(self, name: str, why: str) -> None:
         """Record that a step is not run."""
-        self._add(name, CheckVerdict.SKIPPED, why)
+        self.all.append(CheckStep(self.part, name, CheckVerdict.SKIPPED, why))
 
     def passed(self, name: str) -> bool:
         """Return True if a step ran and did not fail."""
@@ -150,18 +150,6 @@ class Steps:
     def is_interrupted(self) -> bool:
         """True if the check was interrupted in its last step."""
         return bool(self.all) and self.all[-1].exit_code in INTERRUPTED
-
-    def _add(
-        self,
-        name: str,
-        verdict: CheckVerdict,
-        text: str,
-        remedy: Remedy | None = None,
-        began_s: float | None = None,
-        exit_code: ExitCode = ExitCode.DONE,
-    ) -> None:
-        seconds = 0.0 if began_s is None else time.monotonic() - began_s
-        self.all.append(CheckStep(self.part, name, verdict, text, remedy, seconds, exit_code))
 
 
 def _failure(error: BaseException, began_s: float) -> StepFailed:

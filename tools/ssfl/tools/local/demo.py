@@ -84,8 +84,9 @@ def demo(argv: Sequence[str]) -> int:
     shared_client_server()
     screen = console()
     began_s = time.monotonic()
-    shards = _prepare(config)
-    clients, rounds = config.num_clients, config.num_rounds
+    local_run.fresh_folder(config.out)
+    clients, rounds, shards = config.num_clients, config.num_rounds, config.out / "shards"
+    make_shards(shards, digits(), Cut(clients=clients, seed=config.seed, validation=0.0))
     screen.print(
         f"{clients} clients with uneven shares of 1,797 digits (Dirichlet 0.3), one "
         f"coordinator, {rounds} rounds; {1 + clients} processes over gRPC, twice.",
@@ -96,19 +97,11 @@ def demo(argv: Sequence[str]) -> int:
     return int(code)
 
 
-def _prepare(config: DemoConfig) -> Path:
-    local_run.fresh_folder(config.out)
-    cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
-    make_shards(config.out / "shards", digits(), cut)
-    return config.out / "shards"
-
-
 def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
     ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
     dense = _federate(config, screen, shards, local_run.DENSE, local_run.DENSE)
-    local_run.show_results(
-        screen, config.out, [dense, ssfl], "the same federation, dense and sparse"
-    )
+    title = "the same federation, dense and sparse"
+    local_run.show_results(screen, config.out, [dense, ssfl], title)
     return ExitCode.DONE
 
 

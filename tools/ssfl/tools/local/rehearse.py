@@ -113,11 +113,8 @@ def _check_inputs(config: RehearseConfig) -> None:
     if task and not task.is_file():
         raise ProgramError(f"there is no task file {task}", ExitCode.BAD_DATA)
     if not config.data_root.is_dir():
-        raise ProgramError(
-            f"there is no folder {config.data_root}: name the folder of your shards with "
-            f"--data-root, or {MAKE_SHARDS}",
-            ExitCode.BAD_DATA,
-        )
+        text = f"there is no folder {config.data_root}: name the folder of your shards with"
+        raise ProgramError(f"{text} --data-root, or {MAKE_SHARDS}", ExitCode.BAD_DATA)
     inputs = {"--data-root": config.data_root, "--task": task, "--init": config.init}
     for flag, path in inputs.items():
         if path and path.resolve().is_relative_to(config.out.resolve()):

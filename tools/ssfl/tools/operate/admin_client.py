@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ssfl.client.connection import channel_to
-from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.program.printable import printable
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
@@ -79,14 +79,11 @@ class AdminClient:
     def _unimplemented(self) -> ProgramError:
         """Return the error for an unknown call: a wrong port, or an earlier version."""
         if self._status_now() is not None:
-            return ProgramError(
-                "the coordinator has an earlier version that does not know this command",
-                ExitCode.REFUSED,
-            )
-        return ProgramError(
+            text = "the coordinator has an earlier version that does not know this command"
+            return ProgramError(text, ExitCode.REFUSED)
+        return usage_error(
             f"--admin: {self.address} is not an admin port; it may be the port for clients. The "
-            "coordinator prints both when it starts",
-            ExitCode.USAGE,
+            "coordinator prints both when it starts"
         )
 
     def _status_now(self) -> pb.GetStatusResponse | None:

@@ -55,11 +55,9 @@ def notes(
         yield "Give --link, such as --link 20mbit/50ms, to predict seconds, too."
         return
     rates = f"{link.up_bits_per_s / 1e6:g} Mbit/s up, {link.down_bits_per_s / 1e6:g} down"
-    shared = (
-        "and the coordinator's link is unlimited"
-        if coordinator_bits_per_s is None
-        else f"and all share {coordinator_bits_per_s / 1e6:g} Mbit/s at the coordinator"
-    )
+    shared = "and the coordinator's link is unlimited"
+    if coordinator_bits_per_s is not None:
+        shared = f"and all share {coordinator_bits_per_s / 1e6:g} Mbit/s at the coordinator"
     yield (
         f"Seconds are for transfers only. Every client has its own link ({rates}, "
         f"{1000 * link.rtt_s:g} ms), {shared}."
@@ -123,30 +121,19 @@ def _bytes(transfer: Transfer) -> dict[str, Any]:
 
 
 Cell = Callable[[RunPlan], str]
-TIMES = {
-    "base, down": "base",
-    "update, up": "update",
-    "a round": "round",
-    "scoring, once": "scoring",
-    "mask, once": "mask",
-    "all transfers": "run",
-}
+TIMES = {  # the parts of `Times` by their names in the table
+    "base, down": "base", "update, up": "update", "a round": "round",
+    "scoring, once": "scoring", "mask, once": "mask", "all transfers": "run",
+}  # fmt: skip
 
 
 def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, Cell]]]]:
     dense = plans[0]
-    yield (
-        "client, each round",
-        [*_transfer_rows("update, up", "update"), *_transfer_rows("base, down", "base")],
-    )
-    yield (
-        "client, once" if plans[-1].num_scorings < 2 else "client, each mask",
-        [
-            *_transfer_rows("scores, up", "scores"),
-            *_transfer_rows("mask, down", "mask"),
-            ("pays off", lambda plan: _break_even(plan, dense)),
-        ],
-    )
+    each = [*_transfer_rows("update, up", "update"), *_transfer_rows("base, down", "base")]
+    yield "client, each round", each
+    once = [*_transfer_rows("scores, up", "scores"), *_transfer_rows("mask, down", "mask")]
+    once.append(("pays off", lambda plan: _break_even(plan, dense)))
+    yield "client, once" if plans[-1].num_scorings < 2 else "client, each mask", once
     n = dense.num_clients
     yield (
         "whole run, messages",
@@ -159,10 +146,8 @@ def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, C
         ],
     )
     if dense.times:
-        yield (
-            "seconds on the link",
-            [(name, partial(_time, part=part)) for name, part in TIMES.items()],
-        )
+        seconds = ((name, partial(_time, part=part)) for name, part in TIMES.items())
+        yield "seconds on the link", seconds
 
 
 def _transfer_rows(name: str, field: str) -> Iterator[tuple[str, Cell]]:
