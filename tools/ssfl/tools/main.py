@@ -43,7 +43,11 @@ COMMANDS = {
         "audit": ("report.audit", "recompute a run from its journal and check every file"),
         "report": ("report.command", "write the report of a run, or compare two runs"),
     },
-    "use": {"model": ("model.command", "test the final model on a shard, or export it")},
+    "use": {"model": ("main", "test the final model on a shard, or export it")},
+}
+MODEL_COMMANDS = {  # of `ssfl model`, likewise
+    "evaluate": ("model.evaluate", "test the model on a shard"),
+    "export": ("model.export", "write the model as safetensors, ONNX or torch sparse CSR"),
 }
 
 
@@ -60,12 +64,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(lambda: _run(name, arguments[1:]), f"ssfl {name}")
 
 
+def model(argv: Sequence[str]) -> int:
+    """Run a command of `ssfl model`; return its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = ["usage: ssfl model COMMAND MODEL [flags]", ""]
+        lines += ["Uses the final model of a run, such as runs/<run>/coordinator.", ""]
+        lines += [f"  {name:<10}{text}" for name, (_, text) in MODEL_COMMANDS.items()]
+        print("\n".join([*lines, "", "`ssfl model COMMAND --help` describes a command."]))
+        return int(ExitCode.DONE if argv else ExitCode.USAGE)
+    name, *arguments = argv
+    if name not in MODEL_COMMANDS:
+        known = ", ".join(MODEL_COMMANDS)
+        raise usage_error(f"no such command {name!r}; the commands are: {known}")
+    module = MODEL_COMMANDS[name][0]
+    return run_program(lambda: _call(module, name, arguments), f"ssfl model {name}")
+
+
 def _run(name: str, arguments: Sequence[str]) -> int | None:
     modules = {known: module for group in COMMANDS.values() for known, (module, _) in group.items()}
     if name not in modules:
         raise usage_error(f"no such command; the commands are: {', '.join(modules)}")
-    module = importlib.import_module(f"ssfl.tools.{modules[name]}")
-    body: Callable[[Sequence[str]], int | None] = getattr(module, name.replace("-", "_"))
+    return _call(modules[name], name, arguments)
+
+
+def _call(module: str, name: str, arguments: Sequence[str]) -> int | None:
+    found = importlib.import_module(f"ssfl.tools.{module}")
+    body: Callable[[Sequence[str]], int | None] = getattr(found, name.replace("-", "_"))
     try:
         return body(arguments)
     except DataError as error:

@@ -1,7 +1,4 @@
-"""Site checks: torch and device, task and shard, the model, one batch scored and trained.
-
-The steps use the code of a client and are timed for the forecast. Torch is imported where needed.
-"""
+"""Site checks with the code of a client, timed for the forecast; torch is imported where needed."""
 
 import os
 import resource

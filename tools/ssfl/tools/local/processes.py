@@ -40,10 +40,7 @@ def client_ids(shards: Sequence[str]) -> dict[str, str]:
 
 
 class LocalFederation:
-    """The processes of one run; leaving the `with` block ends all of them.
-
-    If this process is killed, they end with it (with_parent.py).
-    """
+    """The processes of one run, which end with the `with` block, or if this process is killed."""
 
     def __init__(
         self,

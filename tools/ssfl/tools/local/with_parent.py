@@ -1,8 +1,7 @@
 """Run a module as a program that ends with its parent, however the parent ends, on Linux.
 
-Usage: `python -m ssfl.tools.local.with_parent PARENT MODULE FLAGS…`. The kernel sends the signal,
-because a killed parent cannot. A function between fork and exec would also work, but it is not
-safe in a parent with threads.
+The kernel sends the signal, because a killed parent cannot. A function between fork and exec would
+also work, but it is not safe in a parent with threads.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def with_parent() -> list[str]:
-    """Return the command to which a module and its flags are appended."""
+    """Return the start of a command; a module and its flags follow."""
     return [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid())]
 
 

@@ -1,7 +1,6 @@
-"""Finds and reads the final model of a run, and checks its digests.
+"""Finds and reads the final model of a run, a folder or one safetensors file; checks its digests.
 
-A model is a folder of a finished run (contents: `ssfl.program.model_io.safetensors_model`) or one
-safetensors file (contents: `ssfl.program.model_io.stored_model`).
+The contents are described in `ssfl.program.model_io`.
 """
 
 from itertools import islice

@@ -1,7 +1,6 @@
 """`ssfl status`, `clients`, `start`, `pause`, `resume`, `refresh-mask`, `remove`, `stop`.
 
-These are the commands of an operator. With `--json` each prints one JSON object. Errors are printed
-on stderr and set the exit code.
+With `--json` each prints one JSON object. Errors are printed on stderr and set the exit code.
 """
 
 import json

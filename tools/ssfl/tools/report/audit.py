@@ -65,10 +65,9 @@ class Audit:
     @property
     def same_model(self) -> bool | None:
         """True if the newest model is that of the accepted uploads; None if not known."""
-        if not self.is_sound:
-            bytes_only = all("ledger.csv" in problem for problem in self.problems)
-            if not bytes_only or any(step.verdict in BAD for step in self.steps):
-                return False
+        others = any("ledger.csv" not in problem for problem in self.problems)
+        if others or any(step.verdict in BAD for step in self.steps):
+            return False
         return True if self.state and self.state.model_step and not self.not_kept else None
 
     @property

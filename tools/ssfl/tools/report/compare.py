@@ -64,13 +64,10 @@ def _encodings(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tests(report: Mapping[str, Any], measure: str, over: str = "rounds") -> list[Point]:
-    """Return the tests of the run's models, by rounds done or by bytes sent.
-
-    If a model was tested twice, the test by all clients counts.
-    """
+    """Return the tests of the run's models, by rounds done or by bytes sent."""
     curve, evaluations = report["curve"], report["evaluations"]
     found = {point["round"]: point[measure] for point in curve}
-    found |= {point["rounds_done"]: point[measure] for point in evaluations}
+    found |= {point["rounds_done"]: point[measure] for point in evaluations}  # by all clients
     places = {rounds: rounds for rounds in found}
     if over == "bytes":  # count the bytes of the model, not those of its evaluation
         places = {point["rounds_done"]: point["sent_bytes"] for point in evaluations}
