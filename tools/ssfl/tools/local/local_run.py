@@ -42,17 +42,6 @@ class LocalRunResult:
     history: dict[str, Any]
     models: Path
 
-    @property
-    def last(self) -> dict[str, Any]:
-        """The final evaluation."""
-        found: dict[str, Any] = self.history["evaluations"][-1]
-        return found
-
-    @property
-    def seconds_per_round(self) -> float:
-        rounds = self.history["rounds"]
-        return float(sum(entry["seconds"] for entry in rounds) / len(rounds))
-
 
 def require_modules(*modules: str, extra: str) -> None:
     """Raise ProgramError unless all modules can be imported."""
@@ -149,17 +138,18 @@ def show_results(
 
 def _results_table(results: Sequence[LocalRunResult], title: str) -> Table:
     table = Table("", title=title, title_justify="left", caption_justify="left")
-    names = sorted({name for result in results for name in result.last["metrics"]})
+    tests = [result.history["evaluations"][-1] for result in results]
+    names = sorted({name for test in tests for name in test["metrics"]})
     measured = [
         name
         for name, key in (("accuracy", "pooled"), ("loss", "loss"))
-        if any(result.last[key] is not None for result in results)
+        if any(test[key] is not None for test in tests)
     ][:1]
     columns = ("MB up", "MB down", "one-off MB", "s/round", "server MB")
     for column in (*measured, *names, *columns):
         table.add_column(column, justify="right", overflow="fold")
-    for result in results:
-        status, last = result.status, result.last
+    for result, last in zip(results, tests, strict=True):
+        status, rounds = result.status, result.history["rounds"]
         table.add_row(
             result.name,
             *(_shown(name, last) for name in measured),
@@ -167,7 +157,7 @@ def _results_table(results: Sequence[LocalRunResult], title: str) -> Table:
             f"{megabytes(status, 'up', one_off=False):.2f}",
             f"{megabytes(status, 'down', one_off=False):.2f}",
             f"{megabytes(status, one_off=True):.2f}",
-            f"{result.seconds_per_round:.2f}",
+            f"{sum(entry['seconds'] for entry in rounds) / len(rounds):.2f}",
             f"{status.peak_memory_bytes / 1e6:.0f}",
         )
     shown = {result.name for result in results}

@@ -86,7 +86,7 @@ class PlanConfig:
                 "--input is missing: the shape of one sample, for example --input 3x32x32 "
                 "(or name a shard with --data)"
             )
-        if self.input and math.prod(self.input_shape()) > MAX_PARAMETERS:
+        if self.input and math.prod(build.parse_shape(self.input)) > MAX_PARAMETERS:
             raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
         if self.link and (self.up or self.down or self.rtt):
             raise SettingsError("--link stands for --up, --down and --rtt: give one or the other")
@@ -103,9 +103,6 @@ class PlanConfig:
         self.coordinator_bits_per_s()
         for sparsity in self.sparsities():
             self.run_settings(sparsity).validate()
-
-    def input_shape(self) -> tuple[int, ...]:
-        return build.parse_shape(self.input)
 
     def sparsities(self) -> list[str]:
         """Return the sparsities to compare; a schedule replaces them."""
@@ -185,7 +182,7 @@ def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
             model = task.build_model(run, shard)
             site = PlannedSite(shard.num_samples, len(shard.test_x))
         else:
-            shard = build.placeholder_shard(config.input_shape(), config.classes)
+            shard = build.placeholder_shard(build.parse_shape(config.input), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers
                 model = task.build_model(run, shard)
         site = replace(site, num_frozen=num_frozen(model))

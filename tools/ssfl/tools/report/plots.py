@@ -20,7 +20,7 @@ History = Mapping[str, Any]
 
 
 def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
-    """Draw pooled accuracy, else loss, against megabytes sent; return False if nothing was tested."""
+    """Draw pooled accuracy, or else loss, by megabytes sent; return False if nothing was tested."""
     curves = {name: accuracy_curve(history) for name, history in histories.items()}
     what, unit = "pooled test accuracy, %", " %"
     if not all(accuracy for _, accuracy in curves.values()):

@@ -187,16 +187,11 @@ def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) ->
     parts = ["Mean ± sd over seeds."] if any(len(row["seeds"]) > 1 for row in rows) else []
     counts = {result.outcome[f"evaluations_last_{LAST}"] for result in results if result.outcome}
     if counts == {1}:
-        parts.append(
-            f"Accuracies are those after the last round; --evaluate-last {LAST} makes pooled and "
-            f"mean those of {LAST} rounds."
-        )
+        more = f"--evaluate-last {LAST} makes pooled and mean those of {LAST} rounds."
+        parts.append(f"Accuracies are those after the last round; {more}")
     elif counts and max(counts):
-        tests = " or ".join(map(str, sorted(counts)))
-        parts.append(
-            f"Pooled and mean accuracy: of {tests} evaluations in the last {LAST} rounds; "
-            "personal: after the last."
-        )
+        tests = f"{' or '.join(map(str, sorted(counts)))} evaluations in the last {LAST} rounds"
+        parts.append(f"Pooled and mean accuracy: of {tests}; personal: after the last.")
     return " ".join(parts)
 
 
