@@ -55,8 +55,8 @@ class CheckConfig(ClientConfig):
             raise SettingsError(
                 "nothing to check: give --coordinator host:port, --data shard_00, or both"
             )
-        both = {"data": self.data or "shard", "coordinator": self.coordinator or "localhost:1"}
-        ClientConfig.validate(replace(self, **both))  # a client needs both flags
+        data, coordinator = self.data or "shard", self.coordinator or "localhost:1"
+        ClientConfig.validate(replace(self, data=data, coordinator=coordinator))  # it needs both
 
 
 @dataclass

@@ -20,7 +20,7 @@ from ssfl.tools.operate.admin_client import AdminClient
 START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
 # Exit codes of mistakes that the user can correct.
-_USER_ERRORS = {ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED, ExitCode.PORT_IN_USE}
+_USER_ERRORS = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED, ExitCode.PORT_IN_USE)
 COORDINATOR = "coordinator"
 
 
@@ -95,7 +95,7 @@ class LocalFederation:
             if code == 0:
                 done.append(name)
             elif code is not None and name not in self._expected_to_die:
-                exit_code = ExitCode(code) if code in _USER_ERRORS else ExitCode.BUG
+                exit_code = next((known for known in _USER_ERRORS if known == code), ExitCode.BUG)
                 raise ProgramError(self._error_of(name, code), exit_code)
         return done
 

@@ -40,7 +40,7 @@ Number = TypeVar("Number", int, float)
 Other = TypeVar("Other", int, float)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots, Estimate[int](…) fails in Python 3.11
 class Estimate(Generic[Number]):
     """A number of bytes or seconds, expected from `low` to `high`, and at most `most`."""
 
