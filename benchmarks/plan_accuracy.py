@@ -46,7 +46,8 @@ from benchmarks.workload import Workload, digest, manifest_of
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import raise_on_sigterm
 from ssfl.tools.plan.link import Link
-from ssfl.tools.plan.result import RunPlan, Seconds
+from ssfl.tools.plan.result import RunPlan
+from ssfl.tools.plan.sizes import Seconds
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 from ssfl.v1 import transfer_pb2
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from ssfl.experiments import EXPERIMENTS
-from ssfl.tools.simulate.paper import _explanation
+from ssfl.tools.simulate.paper import EXPLANATION
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("paper_page", ROOT / "benchmarks/paper_page.py")
@@ -23,7 +23,7 @@ def test_the_page_is_generated_from_the_stored_results() -> None:
 def test_the_page_has_every_experiment() -> None:
     assert set(ORDER) == set(EXPERIMENTS)
     for name, experiment in EXPERIMENTS.items():
-        assert name in _explanation()
+        assert name in EXPLANATION
         stored = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         assert (stored["experiment"], stored["paper"]) == (name, experiment.claim)
         assert len(stored["seeds"]) >= 5

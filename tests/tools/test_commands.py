@@ -9,9 +9,9 @@ from ssfl.tools import main as tools
 def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert tools.main([]) == ExitCode.USAGE
     listed = capsys.readouterr().out
-    for command in tools.COMMANDS:
-        assert command.name in listed
-        assert command.text in listed
+    for name, (_, _, text) in tools.COMMANDS.items():
+        assert name in listed
+        assert text in listed
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,7 +19,7 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
     assert "the commands are: demo, rehearse, simulate, shards" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [command.name for command in tools.COMMANDS])
+@pytest.mark.parametrize("command", tools.COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tools.main([command, "--help"])

@@ -50,7 +50,7 @@ def tls(folder: Path, name: str = "", authority: Path | None = None) -> dict[str
 def route(address: str, **environ: str) -> tuple[dict[str, tuple[str, str]], Steps]:
     """Check a route without TLS, with only these variables; return verdicts and texts."""
     steps = Steps()
-    steps.run("files", lambda: CheckResult(None, ""))
+    steps.run("files", lambda: CheckResult(""))
     check_route(steps, Route(address, None, environ, deadline_s=0.3))
     return {step.name: (step.verdict.value, step.text) for step in steps.all}, steps
 

@@ -18,7 +18,6 @@ from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
 from ssfl.program.model_io.safetensors_model import write_model
 from ssfl.tools import main as tools
-from ssfl.tools.model.command import COMMANDS
 
 FILES = ("model.safetensors", "manifest.json", "mask.bin")
 MODEL, SHARDS = "runs/r1/coordinator", ("shard_00", "shard_01")
@@ -59,7 +58,7 @@ def fails(capsys: pytest.CaptureFixture[str], code: ExitCode, *argv: str) -> str
     assert tools.main(["model", *argv]) == code
     output = capsys.readouterr()
     assert output.out == ""
-    command = f"ssfl model {argv[0]}" if argv[0] in COMMANDS else "ssfl model"
+    command = f"ssfl model {argv[0]}" if argv[0] in tools.MODEL_COMMANDS else "ssfl model"
     assert output.err.startswith(f"{command}: error: ")
     assert "Traceback" not in output.err
     return output.err

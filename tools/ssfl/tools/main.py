@@ -3,65 +3,46 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from ssfl.program.exits import ExitCode, ProgramError, run_program
+from ssfl.datasets.errors import DataError
+from ssfl.program.exits import ExitCode, ProgramError, run_program, usage_error
 from ssfl.program.version import ssfl_version
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A subcommand; its module is imported only when it is called."""
-
-    group: str
-    name: str
-    module: str
-    text: str
-
-
-COMMANDS = (
-    Command(
+# By name: the group in the help, the module below ssfl.tools with the function of that name, and
+# the help. A module is imported only when its command is called.
+COMMANDS = {
+    "demo": (
         "try",
-        "demo",
         "local.demo",
         "run a federation on this machine, sparse and dense, and compare",
     ),
-    Command(
-        "try",
-        "rehearse",
-        "local.rehearse",
+    "rehearse": (
+        *("try", "local.rehearse"),
         "run a federation with your task and shards on this machine",
     ),
-    Command(
-        "study",
-        "simulate",
-        "simulate.command",
-        "run many seeds and settings without sockets",
-    ),
-    Command("prepare", "shards", "shards.command", "cut a data set into shards, one per client"),
-    Command("prepare", "init", "model.init", "write the initial model of a run, for --init"),
-    Command("prepare", "certs", "certs.command", "make a test CA and certificates for TLS"),
-    Command(
-        "prepare", "check", "check.command", "check that this site can take part, without joining"
-    ),
-    Command("prepare", "plan", "plan.command", "predict a run's bytes and transfer times"),
-    Command("run", "start", "operate.command", "start the run without waiting for more clients"),
-    Command("run", "pause", "operate.command", "pause the run after the open step"),
-    Command("run", "resume", "operate.command", "continue a paused run"),
-    Command("run", "refresh-mask", "operate.command", "let all clients agree on a new mask"),
-    Command(
-        "run", "stop", "operate.command", "end the run now; the newest model becomes the final one"
-    ),
-    Command("run", "remove", "operate.command", "exclude a site, or readmit it"),
-    Command("watch", "status", "operate.command", "show the progress of a run and its clients"),
-    Command("watch", "clients", "operate.command", "show every client, those with problems first"),
-    Command(
-        "watch", "audit", "report.audit", "recompute a run from its journal and check every file"
-    ),
-    Command("watch", "report", "report.command", "write the report of a run, or compare two runs"),
-    Command("study", "paper", "simulate.paper", "test the paper's claims at a small scale"),
-    Command("use", "model", "model.command", "test the final model on a shard, or export it"),
-)
+    "simulate": ("study", "simulate.command", "run many seeds and settings without sockets"),
+    "shards": ("prepare", "shards.command", "cut a data set into shards, one per client"),
+    "init": ("prepare", "model.init", "write the initial model of a run, for --init"),
+    "certs": ("prepare", "certs.command", "make a test CA and certificates for TLS"),
+    "check": ("prepare", "check.command", "check that this site can take part, without joining"),
+    "plan": ("prepare", "plan.command", "predict a run's bytes and transfer times"),
+    "start": ("run", "operate.command", "start the run without waiting for more clients"),
+    "pause": ("run", "operate.command", "pause the run after the open step"),
+    "resume": ("run", "operate.command", "continue a paused run"),
+    "refresh-mask": ("run", "operate.command", "let all clients agree on a new mask"),
+    "stop": ("run", "operate.command", "end the run now; the newest model becomes the final one"),
+    "remove": ("run", "operate.command", "exclude a site, or readmit it"),
+    "status": ("watch", "operate.command", "show the progress of a run and its clients"),
+    "clients": ("watch", "operate.command", "show every client, those with problems first"),
+    "audit": ("watch", "report.audit", "recompute a run from its journal and check every file"),
+    "report": ("watch", "report.command", "write the report of a run, or compare two runs"),
+    "paper": ("study", "simulate.paper", "test the paper's claims at a small scale"),
+    "model": ("use", "main", "test the final model on a shard, or export it"),
+}
+MODEL_COMMANDS = {  # of `ssfl model`: the function of module ssfl.tools.model.NAME, and the help
+    "evaluate": "test the model on a shard",
+    "export": "write the model as safetensors, ONNX or torch sparse CSR",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,22 +58,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(lambda: _run(name, arguments[1:]), f"ssfl {name}")
 
 
-def _run(name: str, arguments: Sequence[str]) -> int:
-    command = next((known for known in COMMANDS if known.name == name), None)
-    if command is None:
-        names = ", ".join(known.name for known in COMMANDS)
-        raise ProgramError(f"no such command; the commands are: {names}", ExitCode.USAGE)
-    module = importlib.import_module(f"ssfl.tools.{command.module}")
-    body: Callable[[Sequence[str]], int] = getattr(module, name.replace("-", "_"))
-    return body(arguments)
+def model(argv: Sequence[str]) -> int:
+    """Run a command of `ssfl model`; return its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = ["usage: ssfl model COMMAND MODEL [flags]", ""]
+        lines += ["Uses the final model of a run, such as runs/<run>/coordinator.", ""]
+        lines += [f"  {name:<10}{text}" for name, text in MODEL_COMMANDS.items()]
+        print("\n".join([*lines, "", "`ssfl model COMMAND --help` describes a command."]))
+        if argv:
+            raise SystemExit(ExitCode.DONE)
+        return int(ExitCode.USAGE)
+    name, *arguments = argv
+    if name not in MODEL_COMMANDS:
+        known = ", ".join(MODEL_COMMANDS)
+        raise usage_error(f"no such command {name!r}; the commands are: {known}")
+    return run_program(lambda: _call(f"model.{name}", name, arguments), f"ssfl model {name}")
+
+
+def _run(name: str, arguments: Sequence[str]) -> int | None:
+    if name not in COMMANDS:
+        raise usage_error(f"no such command; the commands are: {', '.join(COMMANDS)}")
+    return _call(COMMANDS[name][1], name, arguments)
+
+
+def _call(module: str, name: str, arguments: Sequence[str]) -> int | None:
+    found = importlib.import_module(f"ssfl.tools.{module}")
+    body: Callable[[Sequence[str]], int | None] = getattr(found, name.replace("-", "_"))
+    try:
+        return body(arguments)
+    except DataError as error:
+        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
 
 
 def _help() -> str:
     lines = ["usage: ssfl COMMAND [flags]", "", "Sparse federated learning over gRPC.", ""]
-    for group in dict.fromkeys(command.group for command in COMMANDS):
-        lines.append(f"{group}:")
-        members = [command for command in COMMANDS if command.group == group]
-        lines += [f"  {command.name:<14}{command.text}" for command in members]
+    for wanted in dict.fromkeys(group for group, _, _ in COMMANDS.values()):
+        members = [(name, text) for name, (group, _, text) in COMMANDS.items() if group == wanted]
+        lines += [f"{wanted}:", *(f"  {name:<14}{text}" for name, text in members)]
     lines += [
         "",
         "`ssfl COMMAND --help` describes a command. The two programs of a federation are",

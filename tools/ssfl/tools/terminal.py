@@ -7,6 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
 
 from ssfl.program.printable import printable
 
@@ -47,3 +48,13 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     wide = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
     return SafeConsole(markup=False, highlight=False, emoji=False, width=wide, stderr=stderr)
+
+
+def right(heading: RenderableType = "") -> Column:
+    """Return a column for numbers."""
+    return Column(heading, justify="right")
+
+
+def plain_table(*columns: Column | str) -> Table:
+    """Return a table without lines."""
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -5,7 +5,7 @@ replaced only with `overwrite`, and the CA never.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_address
@@ -13,18 +13,9 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    EllipticCurvePrivateKey,
-    generate_private_key,
-)
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from ssfl.program.tls.pem import CLIENT, SERVER
@@ -53,16 +44,12 @@ class Authority:
     """A CA that can sign."""
 
     def __init__(
-        self, folder: Path, certificate: x509.Certificate, key: EllipticCurvePrivateKey,
+        self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey,
         now: datetime, *, new: bool,
     ) -> None:  # fmt: skip
-        self._folder = folder
-        self._certificate = certificate
-        self._key = key
-        self._now = now
-        self.own = Issued(
-            folder / "ca.pem", "the CA, for all sites", certificate.not_valid_after_utc, new
-        )
+        self._folder, self._certificate, self._key, self._now = folder, certificate, key, now
+        ends = certificate.not_valid_after_utc
+        self.own = Issued(folder / "ca.pem", "the CA, for all sites", ends, new)
 
     @classmethod
     def open(cls, folder: Path, now: datetime) -> "Authority":
@@ -71,7 +58,7 @@ class Authority:
         existing = [path for path in (file, key_file) if path.exists()]
         if not existing:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            key = generate_private_key(SECP256R1())
+            key = ec.generate_private_key(ec.SECP256R1())
             certificate = _own_certificate(key, now)
             _write_key(key_file, key)
             _write(file, certificate.public_bytes(Encoding.PEM), 0o644)
@@ -83,12 +70,12 @@ class Authority:
             )
         try:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
-            found = load_pem_private_key(key_file.read_bytes(), password=None)
+            found = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
         except (ValueError, TypeError):
             raise CertsFolderError(
                 f"{file} and {key_file} are not a CA of ssfl certs: choose another --out"
             ) from None
-        if not isinstance(found, EllipticCurvePrivateKey) or (
+        if not isinstance(found, ec.EllipticCurvePrivateKey) or (
             found.public_key() != certificate.public_key()
         ):
             raise CertsFolderError(f"{key_file} is not the key of {file}: choose another --out")
@@ -109,9 +96,7 @@ class Authority:
         names = list(dict.fromkeys([*LOCAL_HOSTS, *known, *hosts]))
         use = f"the coordinator at {', '.join(names)}"
         kept = self._existing("coordinator", use, overwrite)
-        return kept or self._issue(
-            "coordinator", list(map(_general_name, names)), SERVER, use, days
-        )
+        return kept or self._issue("coordinator", map(_general_name, names), SERVER, use, days)
 
     def client(self, name: str, days: timedelta, *, overwrite: bool) -> Issued:
         """Make the certificate of a site, or of `admin`."""
@@ -134,10 +119,10 @@ class Authority:
         return Issued(file, use, existing.not_valid_after_utc, new=False)
 
     def _issue(
-        self, name: str, names: Sequence[x509.GeneralName], purpose: x509.ObjectIdentifier,
+        self, name: str, names: Iterable[x509.GeneralName], purpose: x509.ObjectIdentifier,
         use: str, days: timedelta,
     ) -> Issued:  # fmt: skip
-        key = generate_private_key(SECP256R1())
+        key = ec.generate_private_key(ec.SECP256R1())
         ends = min(self._now + days, self._certificate.not_valid_after_utc)
         builder = (
             _builder(name, self._certificate.subject, key, self._now, ends)
@@ -157,7 +142,7 @@ class Authority:
         return Issued(file, use, certificate.not_valid_after_utc, new=True)
 
 
-def _own_certificate(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
+def _own_certificate(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     builder = (
         _builder(NAME, name, key, now, now + CA_LIFETIME)
@@ -168,7 +153,7 @@ def _own_certificate(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certif
 
 
 def _builder(
-    name: str, issuer: x509.Name, key: EllipticCurvePrivateKey, now: datetime, ends: datetime
+    name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
     public = key.public_key()
     return (
@@ -208,8 +193,10 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_key(file: Path, key: EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = key.private_bytes(
+        Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     _write(file, pem, 0o600)
 
 

@@ -1,8 +1,7 @@
 """`ssfl certs`: a test CA, and certificates for a coordinator, its sites and its operator.
 
-Use a managed CA for real federations: the key of this one is a plain file. Certificates have the
-usages they should have from a real CA: the coordinator's is for servers, a site's is for clients
-and names its client id.
+Use a managed CA for real federations: the key of this one is a plain file. The coordinator's
+certificate is for servers, a site's is for clients and names its client id.
 """
 
 import re
@@ -13,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 
+from ssfl.client.config import CLIENT_ID
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
@@ -29,7 +29,6 @@ DESCRIPTION = (
     "commands. An existing CA in the folder signs, and existing certificates are kept."
 )
 EXAMPLE = "For example: ssfl certs --out certs --host fl.example.org hospital_a hospital_b"
-CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 RESERVED_NAMES = ("ca", "coordinator", "admin")
 
@@ -55,8 +54,8 @@ class CertsConfig:
 
     @property
     def hosts(self) -> list[str]:
-        given = [part.strip() for part in self.host.split(",") if part.strip()]
-        return list(dict.fromkeys(given))
+        parts = map(str.strip, self.host.split(","))
+        return list(dict.fromkeys(filter(None, parts)))
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag or site at fault."""
@@ -74,12 +73,16 @@ class CertsConfig:
             raise SettingsError(f"--out: {self.out} is not a folder")
 
 
-def certs(argv: Sequence[str]) -> int:
+def certs(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(CertsConfig, argv, None, "ssfl certs", DESCRIPTION, EXAMPLE)
     screen = console()
+    days, overwrite = timedelta(days=config.days), config.overwrite
     try:
-        issued = _make(config)
+        authority = Authority.open(config.out, datetime.now(UTC))
+        issued = [authority.own, authority.coordinator(config.hosts, days, overwrite=overwrite)]
+        for name in ("admin", *config.site_names):
+            issued.append(authority.client(name, days, overwrite=overwrite))
     except CertsFolderError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
@@ -87,31 +90,14 @@ def certs(argv: Sequence[str]) -> int:
     screen.print(_table(issued))
     for line in _next(config):
         screen.print(line, soft_wrap=True, markup=False)
-    return int(ExitCode.DONE)
-
-
-def _make(config: CertsConfig) -> list[Issued]:
-    authority = Authority.open(config.out, datetime.now(UTC))
-    days = timedelta(days=config.days)
-    issued = [authority.own]
-    overwrite = config.overwrite
-    issued.append(authority.coordinator(config.hosts, days, overwrite=overwrite))
-    for name in ("admin", *config.site_names):
-        issued.append(authority.client(name, days, overwrite=overwrite))
-    return issued
 
 
 def _table(issued: Sequence[Issued]) -> Table:
-    table = Table()
-    for column in ("file", "for", "valid until", ""):
-        table.add_column(column, overflow="fold")
-    for certificate in issued:
-        table.add_row(
-            certificate.file.name,
-            certificate.use,
-            format_time(certificate.ends)[:10],
-            "new" if certificate.new else "kept",
-        )
+    columns = ("file", "for", "valid until", "")
+    table = Table(*(Column(name, overflow="fold") for name in columns))
+    for made in issued:
+        state = "new" if made.new else "kept"
+        table.add_row(made.file.name, made.use, format_time(made.ends)[:10], state)
     return table
 
 

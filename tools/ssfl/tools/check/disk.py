@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 from ssfl.client.config import ClientConfig
@@ -20,9 +20,6 @@ from ssfl.tools.plan.masks import planned_masks
 COMFORTABLE_FACTOR = 2  # warn if less than this multiple of the needed bytes is free
 RESIDUAL_FILES = 3  # of a lossy run: the current, the previous and the next
 
-Free = Callable[[Path], int]
-Needed = Callable[[Manifest, RunSettings], int]
-
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that this user may still write on the disk of a folder."""
@@ -35,28 +32,30 @@ def check_disk(
     state_dir: Path,
     settings: RunSettings,
     manifest: Manifest | None,
-    free: Free = free_bytes,
+    free: Callable[[Path], int] = free_bytes,
 ) -> None:
     """Compare the free bytes of both folders with the needed bytes.
 
-    `state_dir` is the client's own folder. Files in it must be usable by this user; another user
-    may have started an earlier client.
+    Files in `state_dir` must be usable by this user; another may have started an earlier client.
     """
-    steps.part = "site"
 
-    def state() -> CheckResult[None]:
-        result = _check_space("--state-dir", state_dir, bytes_for(state_bytes), free)
+    def check(
+        flag: str, folder: Path, needed: Callable[[Manifest, RunSettings], int]
+    ) -> CheckResult:
+        existing = _writable_parent(flag, folder)
+        with suppress(DensityError):  # too small a model for the sparsity: "round" reports it
+            if manifest is not None:
+                return _compare(flag, folder, free(existing), needed(manifest, settings))
+        left = format_bytes(free(existing))
+        return CheckResult(f"{left} free in {folder} (the needed space is unknown)")
+
+    def state() -> CheckResult:
+        result = check("--state-dir", state_dir, state_bytes)
         _check_leftover_files(state_dir)
         return result
 
-    def bytes_for(needed: Needed) -> Callable[[], int | None]:
-        return partial(_needed, needed, manifest, settings)
-
     steps.run("state disk", state)
-    steps.run(
-        "output disk",
-        lambda: _check_space("--out-dir", config.out_dir, bytes_for(output_bytes), free),
-    )
+    steps.run("output disk", lambda: check("--out-dir", config.out_dir, output_bytes))
 
 
 def _check_leftover_files(folder: Path) -> None:
@@ -67,21 +66,9 @@ def _check_leftover_files(folder: Path) -> None:
         except FileNotFoundError:  # a running client has just replaced it
             continue
         except OSError as error:
-            raise StepFailed(
-                f"--state-dir: {file} cannot be used: {error.strerror}",
-                Remedy(Owner.MACHINE, f"let this user read and write everything in {folder}"),
-                ExitCode.STATE,
-            ) from error
-
-
-def _needed(needed: Needed, manifest: Manifest | None, settings: RunSettings) -> int | None:
-    """Return the needed bytes; None if they are unknown."""
-    if manifest is None:
-        return None
-    try:
-        return needed(manifest, settings)
-    except DensityError:  # the model is too small for the sparsity; the step "round" reports it
-        return None
+            text = f"--state-dir: {file} cannot be used: {error.strerror}"
+            remedy = Remedy(Owner.MACHINE, f"let this user read and write everything in {folder}")
+            raise StepFailed(text, remedy, ExitCode.STATE) from error
 
 
 def state_bytes(manifest: Manifest, settings: RunSettings) -> int:
@@ -108,30 +95,20 @@ def max_update_values(manifest: Manifest, settings: RunSettings) -> int:
     return kept + manifest.num_unmasked
 
 
-def _check_space(
-    flag: str, folder: Path, needed_bytes: Callable[[], int | None], free: Free
-) -> CheckResult[None]:
-    existing = _nearest_existing(folder)
+def _writable_parent(flag: str, folder: Path) -> Path:
+    """Return the folder, or its closest parent that exists; raise StepFailed if it is unusable."""
+    here = folder.absolute()
+    existing = next(path for path in (here, *here.parents) if os.path.lexists(path))
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         problem = "cannot be written" if existing.is_dir() else "is not a folder"
-        raise StepFailed(
-            f"{flag} {folder}: {existing} {problem}",
-            Remedy(Owner.MACHINE, f"let this user write there, or choose another with {flag}"),
-            ExitCode.STATE,
-        )
-    left, needed = free(existing), needed_bytes()
-    if needed is None:
-        return CheckResult(
-            None, f"{format_bytes(left)} free in {folder} (the needed space is unknown)"
-        )
+        remedy = Remedy(Owner.MACHINE, f"let this user write there, or choose another with {flag}")
+        raise StepFailed(f"{flag} {folder}: {existing} {problem}", remedy, ExitCode.STATE)
+    return existing
+
+
+def _compare(flag: str, folder: Path, left: int, needed: int) -> CheckResult:
     text = f"{format_bytes(left)} free in {folder}, {format_bytes(needed)} needed"
     remedy = Remedy(Owner.MACHINE, f"free some space, or choose another disk with {flag}")
     if left < needed:
         raise StepFailed(text, remedy, ExitCode.STATE)
-    return CheckResult(None, text, remedy if left < COMFORTABLE_FACTOR * needed else None)
-
-
-def _nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its closest parent that exists."""
-    here = folder.absolute()
-    return next(path for path in (here, *here.parents) if os.path.lexists(path))
+    return CheckResult(text, remedy if left < COMFORTABLE_FACTOR * needed else None)

@@ -12,12 +12,14 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.tools.check.site_trial import Pace
 from ssfl.tools.plan.link import Link
-from ssfl.tools.plan.result import RunPlan, Seconds
-from ssfl.tools.plan.sizes import Size
+from ssfl.tools.plan.result import RunPlan
+from ssfl.tools.plan.sizes import Seconds, Size
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
+from ssfl.v1 import coordinator_pb2 as pb
 
 SPARSITIES = ("0.5", "0.9", "0.95")
 MIN_CLIENTS = 2  # assumed if the run does not set the number of clients
+UNKNOWN = pb.CheckAnswer(reference_coding=True, upload_slots=8, phase="gathering")  # assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,53 +45,43 @@ class Forecast:
         """Download, work and upload in sequence."""
         if self.download is None or self.upload is None or self.work_s is None:
             return None
-        work = Seconds(self.work_s, self.work_s, self.work_s)
-        return self.download + work + self.upload
+        return self.download + Seconds.fixed(self.work_s) + self.upload
 
     def document(self) -> dict[str, Any]:
         """Return this forecast as plain types, for JSON."""
         return {**asdict(self), "round": asdict(self.round) if self.round else None}
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The state of the run and site that a round's cost depends on, next to the settings."""
-
-    reference_coding: bool = True
-    upload_slots: int = 8
-    num_clients: int = MIN_CLIENTS  # joined so far
-    rounds_done: int = 0
-    has_begun: bool = False
-    num_frozen: int = 0  # values of this site's model that are not trained
-
-
 def forecasts(
     manifest: Manifest,
-    settings: RunSettings,
-    terms: Terms,
+    settings: RunSettings | None,
+    answer: pb.CheckAnswer | None,
     link: Link | None,
     pace: Pace | None,
-    *,
-    is_run: bool,
+    num_frozen: int = 0,
 ) -> list[Forecast]:
-    """Return a forecast for each of `SPARSITIES` and for the run's own.
+    """Return a forecast for each of `SPARSITIES`, and for the run's own if it has `settings`.
 
     Sparsities at which the model would keep nothing are left out.
     """
-    clients = settings.clients or max(MIN_CLIENTS, terms.num_clients)
-    run = replace(settings, clients=clients, clients_per_round=0, client_fraction=0.0)
-    others = [text for text in SPARSITIES if not (is_run and _has_sparsity(run, text))]
+    answer, run = answer or UNKNOWN, settings or RunSettings()
+    clients = run.clients or max(MIN_CLIENTS, answer.num_clients + 1)
+    run = replace(run, clients=clients, clients_per_round=0, client_fraction=0.0)
+    others = [text for text in SPARSITIES if not (settings and _has_sparsity(run, text))]
     wanted = [(_with_sparsity(run, text), "") for text in others]
-    if is_run:
+    if settings:
         wanted.append((run, "this run"))
-        if (warm := run.warmup_rounds) > terms.rounds_done:
-            wanted.append(
-                (_with_sparsity(run, "0", "fedavg"), f"the first {plural(warm, 'round')}")
-            )
+        if (warm := run.warmup_rounds) > answer.rounds_done:
+            dense = _with_sparsity(run, "0", "fedavg")
+            wanted.append((dense, f"the first {plural(warm, 'round')}"))
     found = []
     for variant, rounds in wanted:
         with suppress(DensityError):
-            found.append(_forecast(manifest, variant, terms, link, pace, rounds))
+            plan = plan_run(
+                manifest, variant, answer.upload_slots, reference_coding=answer.reference_coding,
+                link=link, site=PlannedSite(num_frozen=num_frozen),
+            )  # fmt: skip
+            found.append(_forecast(plan, answer, pace, rounds))
     return sorted(found, key=lambda forecast: -forecast.num_kept)
 
 
@@ -115,22 +107,14 @@ def _has_sparsity(run: RunSettings, sparsity: str) -> bool:
     return not other and Decimal(run.sparsity) == Decimal(sparsity)
 
 
-def _forecast(
-    manifest: Manifest,
-    run: RunSettings,
-    terms: Terms,
-    link: Link | None,
-    pace: Pace | None,
-    rounds: str,
-) -> Forecast:
-    plan: RunPlan = plan_run(
-        manifest, run, terms.upload_slots, reference_coding=terms.reference_coding, link=link,
-        site=PlannedSite(num_frozen=terms.num_frozen),
-    )  # fmt: skip
+def _forecast(plan: RunPlan, answer: pb.CheckAnswer, pace: Pace | None, rounds: str) -> Forecast:
     times, agreed = plan.times, [mask.first for mask in plan.masks if mask.is_agreed]
-    to_come = [number for number in agreed if number > terms.rounds_done or not terms.has_begun]
+    done = answer.rounds_done
+    if not done and answer.phase in ("gathering", "paused"):
+        done = -1  # the run has not begun
+    to_come = [number for number in agreed if number > done]
     return Forecast(
-        sparsity_of(run),
+        sparsity_of(plan.settings),
         rounds == "this run",
         rounds,
         plan.num_kept,

@@ -7,7 +7,6 @@ has a deadline.
 import base64
 import errno
 import os
-import queue
 import socket
 import ssl
 import threading
@@ -67,84 +66,68 @@ def check_route(steps: Steps, route: Route) -> None:
     steps.run("proxy", lambda: _proxy(route))
     steps.run("name", lambda: _name(route))
     steps.run("tcp", lambda: _tcp(route), ["name"])
-    reached = "tcp"
     if route.proxy:
         steps.run("tunnel", lambda: _tunnel(route), ["tcp"])
-        reached = "tunnel"
-    steps.run("tls", lambda: _tls(route), [reached, "files"])
+    steps.run("tls", lambda: _tls(route), ["tunnel" if route.proxy else "tcp", "files"])
     steps.run("http/2", lambda: _http2(route), ["tls"])
 
 
-def _proxy(route: Route) -> CheckResult[None]:
+def _proxy(route: Route) -> CheckResult:
     route.proxy = proxy_for(route.host, route.environ)
     if route.proxy:
-        return CheckResult(
-            None,
-            f"{route.proxy.address} ({route.proxy.variable}); {IDLE_NOTE}",
-        )
+        return CheckResult(f"{route.proxy.address} ({route.proxy.variable}); {IDLE_NOTE}")
     if ignored := unused_proxy_note(route.host, route.environ):
-        return CheckResult(
-            None,
-            f"none: {ignored}",
-            Remedy(Owner.MACHINE, f"fix the variable if {route.host} is behind the proxy"),
-        )
-    exempt = exempted_by(route.host, route.environ)
-    if exempt:
-        return CheckResult(None, f"none: {exempt} exempts {route.host}")
-    return CheckResult(None, "none is set" if not is_loopback(route.host) else "none: this machine")
+        action = f"fix the variable if {route.host} is behind the proxy"
+        return CheckResult(f"none: {ignored}", Remedy(Owner.MACHINE, action))
+    if exempt := exempted_by(route.host, route.environ):
+        return CheckResult(f"none: {exempt} exempts {route.host}")
+    return CheckResult("none is set" if not is_loopback(route.host) else "none: this machine")
 
 
-def _name(route: Route) -> CheckResult[None]:
+def _name(route: Route) -> CheckResult:
     host, port = route.next_hop
     began_s = time.monotonic()
     try:
         found = _look_up(host, port, route.deadline_s)
-    except socket.gaierror as error:
-        raise _name_failure(route, host, str(error.strerror)) from error
-    except TimeoutError as error:
-        why = f"no name server answers within {route.deadline_s:g} s"
-        raise _name_failure(route, host, why) from error
+    except OSError as error:
+        late = isinstance(error, TimeoutError)
+        why = f"no name server answers within {route.deadline_s:g} s" if late else error.strerror
+        target = f"the proxy {host}" if route.proxy else host
+        flag = route.proxy.variable if route.proxy else "--coordinator"
+        text = f"the name of {target} cannot be resolved: {why}"
+        action = f"make {host} known to this machine (DNS, VPN); if it is misspelt, correct {flag}"
+        raise _unreachable(text, action) from error
     route.addresses = found[:MAX_ADDRESSES]
     shown = list(dict.fromkeys(address_info[-1][0] for address_info in found))
     if shown == [host]:
-        return CheckResult(None, f"{host} is an address, not a name")
+        return CheckResult(f"{host} is an address, not a name")
     took_ms = 1000 * (time.monotonic() - began_s)
-    return CheckResult(None, f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
+    return CheckResult(f"{host} is {', '.join(shown[:MAX_ADDRESSES])} ({took_ms:.0f} ms)")
 
 
-def _name_failure(route: Route, host: str, why: str) -> StepFailed:
-    target = f"the proxy {host}" if route.proxy else host
-    flag = route.proxy.variable if route.proxy else "--coordinator"
-    return StepFailed(
-        f"the name of {target} cannot be resolved: {why}",
-        Remedy(
-            Owner.NETWORK,
-            f"make {host} known to this machine (DNS, VPN); if it is misspelt, correct {flag}",
-        ),
-        ExitCode.UNREACHABLE,
-    )
+def _unreachable(text: str, action: str, owner: Owner = Owner.NETWORK) -> StepFailed:
+    return StepFailed(text, Remedy(owner, action), ExitCode.UNREACHABLE)
 
 
 def _look_up(host: str, port: int, deadline_s: float) -> list[Any]:
     """Return the result of getaddrinfo, called in a thread because it has no deadline."""
-    answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+    found: list[Any] = []
+    failures: list[OSError] = []
 
     def ask() -> None:
         try:
-            answers.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            answers.put(error)
+            failures.append(error)
         except UnicodeError:  # two dots in a row, or 64 letters between dots
-            answers.put(socket.gaierror(socket.EAI_NONAME, "this is not a valid host name"))
+            failures.append(socket.gaierror(socket.EAI_NONAME, "this is not a valid host name"))
 
-    threading.Thread(target=ask, name="look-up", daemon=True).start()
-    try:
-        answer = answers.get(timeout=deadline_s)
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
+    thread = threading.Thread(target=ask, name="look-up", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if not found:
+        raise failures[0] if failures else TimeoutError
+    return found
 
 
 def _connect(address_info: Any, deadline_s: float) -> socket.socket:
@@ -159,7 +142,7 @@ def _connect(address_info: Any, deadline_s: float) -> socket.socket:
     return connection
 
 
-def _tcp(route: Route) -> CheckResult[None]:
+def _tcp(route: Route) -> CheckResult:
     """Connect to every address of the name, and keep those that answer."""
     good, bad, error = [], [], OSError()
     took_ms = 0.0
@@ -178,12 +161,9 @@ def _tcp(route: Route) -> CheckResult[None]:
     route.addresses = good
     text = f"port {route.next_hop[1]} answers at {_hosts(good)} ({took_ms:.1f} ms)"
     if not bad:
-        return CheckResult(None, text)
-    return CheckResult(
-        None,
-        f"{text}, not at {_hosts(bad)}",
-        Remedy(Owner.NETWORK, f"allow TCP to {_hosts(bad)}, or remove it from DNS"),
-    )
+        return CheckResult(text)
+    remedy = Remedy(Owner.NETWORK, f"allow TCP to {_hosts(bad)}, or remove it from DNS")
+    return CheckResult(f"{text}, not at {_hosts(bad)}", remedy)
 
 
 def _hosts(addresses: list[Any]) -> str:
@@ -191,27 +171,22 @@ def _hosts(addresses: list[Any]) -> str:
 
 
 def _tcp_failure(route: Route, error: OSError) -> StepFailed:
-    _, port = route.next_hop
     target = route.proxy.address if route.proxy else route.address
-    if error.errno == errno.ECONNREFUSED and route.proxy:
-        action = f"start the proxy at {target}, or correct {route.proxy.variable}"
-        remedy, text = Remedy(Owner.NETWORK, action), f"{target}: nothing listens there"
-    elif error.errno == errno.ECONNREFUSED:
-        action = (
-            f"start it on this port, open to other machines (--port {port}, --host); if it runs, "
-            "open the port in its firewall"
-        )
-        remedy, text = Remedy(Owner.OPERATOR, action), f"{target}: nothing listens there"
-    else:
+    if error.errno != errno.ECONNREFUSED:
         late = isinstance(error, TimeoutError)
         why = f"no answer within {route.deadline_s:g} s" if late else str(error.strerror or error)
-        text = f"{target}: {why}"
-        action = f"allow outgoing TCP to {target} (firewall or VPN)"
-        remedy = Remedy(Owner.NETWORK, action)
-    return StepFailed(text, remedy, ExitCode.UNREACHABLE)
+        return _unreachable(f"{target}: {why}", f"allow outgoing TCP to {target} (firewall or VPN)")
+    text = f"{target}: nothing listens there"
+    if route.proxy:
+        return _unreachable(text, f"start the proxy at {target}, or correct {route.proxy.variable}")
+    action = (
+        f"start it on this port, open to other machines (--port {route.next_hop[1]}, --host); if "
+        "it runs, open the port in its firewall"
+    )
+    return _unreachable(text, action, Owner.OPERATOR)
 
 
-def _tunnel(route: Route) -> CheckResult[None]:
+def _tunnel(route: Route) -> CheckResult:
     assert route.proxy is not None
     try:
         with _connect(route.addresses[0], route.deadline_s) as connection:
@@ -221,20 +196,17 @@ def _tunnel(route: Route) -> CheckResult[None]:
         status = f"({reply} within {route.deadline_s:g} s)"
     code = status.split(" ")[1:2]
     if code == ["200"]:
-        return CheckResult(None, f"CONNECT {route.address} works")
-    action = f"let the proxy {route.proxy.address} pass CONNECT to {route.address}"
+        return CheckResult(f"CONNECT {route.address} works")
+    action = (
+        f"let the proxy {route.proxy.address} pass CONNECT to {route.address}, or exempt the host "
+        "with no_proxy if there is a direct route"
+    )
     if code == ["407"]:
         action = (
             f"give user and password in {route.proxy.variable} (http://user:password@host:port), "
             "or let this machine pass without them"
         )
-    else:
-        action += ", or exempt the host with no_proxy if there is a direct route"
-    raise StepFailed(
-        f"the proxy answers CONNECT {route.address} with: {status}",
-        Remedy(Owner.NETWORK, action),
-        ExitCode.UNREACHABLE,
-    )
+    raise _unreachable(f"the proxy answers CONNECT {route.address} with: {status}", action)
 
 
 def _request_tunnel(proxy: Proxy, address: str, connection: socket.socket) -> str:
@@ -250,11 +222,10 @@ def _request_tunnel(proxy: Proxy, address: str, connection: socket.socket) -> st
         if not byte:
             break
         head += byte
-    first = head.partition(b"\r\n")[0].decode("latin-1")
-    return first if first else "nothing"
+    return head.partition(b"\r\n")[0].decode("latin-1") or "nothing"
 
 
-def _tls(route: Route) -> CheckResult[None]:
+def _tls(route: Route) -> CheckResult:
     from ssfl.program.tls.probe import RemedyOwner, probe
 
     owners = {
@@ -267,13 +238,9 @@ def _tls(route: Route) -> CheckResult[None]:
     except TimeoutError as error:
         raise _no_answer(route) from error
     except OSError as error:
-        raise StepFailed(
+        raise _unreachable(
             f"the connection to {route.address} was cut: {error.strerror or error}",
-            Remedy(
-                Owner.NETWORK,
-                f"let TLS and HTTP/2 to {route.address} pass unchanged (no TLS inspection)",
-            ),
-            ExitCode.UNREACHABLE,
+            f"let TLS and HTTP/2 to {route.address} pass unchanged (no TLS inspection)",
         ) from error
     if finding:
         first, *alternatives = (Remedy(owners[whose], action) for whose, action in finding.remedies)
@@ -282,13 +249,13 @@ def _tls(route: Route) -> CheckResult[None]:
     return _check_certificate(route)
 
 
-def _check_certificate(route: Route) -> CheckResult[None]:
+def _check_certificate(route: Route) -> CheckResult:
     if route.tls is None:
         if is_loopback(route.host):
-            return CheckResult(None, "none: traffic stays on this machine")
+            return CheckResult("none: traffic stays on this machine")
         action = "use TLS (--tls-ca here, --tls-cert and --tls-key there), unless this is a VPN"
         text = "none: the network in between can read the traffic"
-        return CheckResult(None, text, Remedy(Owner.OPERATOR, action))
+        return CheckResult(text, Remedy(Owner.OPERATOR, action))
     from cryptography import x509
 
     from ssfl.program.tls.pem import WARN_BEFORE, format_time
@@ -300,31 +267,27 @@ def _check_certificate(route: Route) -> CheckResult[None]:
         raise _no_answer(route) from error
     ends = x509.load_der_x509_certificate(secured.certificate).not_valid_after_utc
     text = f"{secured.version}, certificate until {format_time(ends)}"
-    days = (ends - datetime.now(UTC)).days
-    if ends - datetime.now(UTC) < WARN_BEFORE:
-        action = f"renew the coordinator's certificate: it expires in {days} days"
-        return CheckResult(None, text, Remedy(Owner.OPERATOR, action))
+    left = ends - datetime.now(UTC)
+    if left < WARN_BEFORE:
+        action = f"renew the coordinator's certificate: it expires in {left.days} days"
+        return CheckResult(text, Remedy(Owner.OPERATOR, action))
     pair = route.tls.pair
-    if pair and (warning := pair.warning() or pair.key_warning()):
-        return CheckResult(None, text, Remedy(Owner.MACHINE, warning))
-    return CheckResult(None, text)
+    warning = pair and (pair.warning() or pair.key_warning())
+    return CheckResult(text, Remedy(Owner.MACHINE, warning) if warning else None)
 
 
 def _no_answer(route: Route) -> StepFailed:
-    return StepFailed(
+    return _unreachable(
         f"{route.address} accepts connections, but sends nothing within {route.deadline_s:g} s",
-        Remedy(
-            Owner.OPERATOR,
-            f"check that a coordinator runs behind {route.address} and is not suspended or hung",
-        ),
-        ExitCode.UNREACHABLE,
+        f"check that a coordinator runs behind {route.address} and is not suspended or hung",
+        Owner.OPERATOR,
     )
 
 
-def _http2(route: Route) -> CheckResult[None]:
+def _http2(route: Route) -> CheckResult:
     """Send the HTTP/2 preface; a gRPC server answers with a SETTINGS frame."""
     if route.tls is not None:
-        return CheckResult(None, "agreed in the handshake (ALPN h2)")
+        return CheckResult("agreed in the handshake (ALPN h2)")
     from ssfl.program.tls.probe import GREETING
 
     try:
@@ -336,14 +299,11 @@ def _http2(route: Route) -> CheckResult[None]:
     except OSError:
         answer = b""
     if len(answer) >= 9 and answer[3] == 4:
-        return CheckResult(None, "answers")
+        return CheckResult("answers")
     server = "an HTTP/1 web server" if answer[:5] == b"HTTP/" else "something without HTTP/2"
-    raise StepFailed(
-        f"{server} answers at {route.address}, not a coordinator",
-        Remedy(
-            Owner.OPERATOR,
-            "tell the site the coordinator's port (printed when it starts), or let the proxy at "
-            f"{route.address} pass HTTP/2 (gRPC)",
-        ),
-        ExitCode.UNREACHABLE,
+    action = (
+        "tell the site the coordinator's port (printed when it starts), or let the proxy at "
+        f"{route.address} pass HTTP/2 (gRPC)"
     )
+    text = f"{server} answers at {route.address}, not a coordinator"
+    raise _unreachable(text, action, Owner.OPERATOR)

@@ -17,13 +17,7 @@ from typing import Any
 import grpc
 
 from ssfl.program.version import ssfl_version
-from ssfl.tools.plan.link import (
-    FRAME_BYTES,
-    FRAME_HEADER_BYTES,
-    PACKET_BYTES,
-    SEGMENT_BYTES,
-    Link,
-)
+from ssfl.tools.plan.link import Link, framed_bits
 from ssfl.v1 import coordinator_pb2 as pb
 
 PROTOCOL_VERSION = 1
@@ -48,10 +42,9 @@ class Question:
     num_samples: int = 0  # of its shard; 0: not known yet
 
     def message(self) -> pb.CheckRequest:
-        token = self.token or secrets.token_bytes(TOKEN_BYTES)
         question = pb.CheckQuestion(
             protocol_version=PROTOCOL_VERSION,
-            token=token,
+            token=self.token or secrets.token_bytes(TOKEN_BYTES),
             num_samples=self.num_samples,
             software=ssfl_version(),
         )
@@ -67,13 +60,13 @@ class CoordinatorReply:
     ahead_s: float  # the coordinator's clock minus ours
 
 
-def ask(stub: Any, question: Question) -> CoordinatorReply:
+def ask(stub: Any, question: Question, echoes: int = ECHOES) -> CoordinatorReply:
     """Ask the question, then measure round trip and clocks; raise grpc.RpcError if refused."""
     with _Stream(stub, ASK_S) as stream:
         stream.put(question.message())
         answer = stream.next().answer
         rtt_s, ahead_s = float("inf"), 0.0
-        for number in range(ECHOES):
+        for number in range(echoes):
             began_s, wall_s = time.monotonic(), time.time()
             echo = pb.CheckEcho(number=number)
             stream.put(pb.CheckRequest(client_id=question.client_id, echo=echo))
@@ -84,26 +77,19 @@ def ask(stub: Any, question: Question) -> CoordinatorReply:
         return CoordinatorReply(answer, rtt_s, ahead_s)
 
 
-def answer_to(stub: Any, question: Question) -> pb.CheckAnswer:
-    """Return the answer to the question alone; raise grpc.RpcError if refused."""
-    with _Stream(stub, ASK_S) as stream:
-        stream.put(question.message())
-        return stream.next().answer
-
-
 def measure(stub: Any, question: Question, rtt_s: float) -> Link:
     """Return the link as measured with noise; raise grpc.RpcError if refused or too slow."""
     with _Stream(stub, MEASURE_S) as stream:
         stream.put(question.message())
         stream.next()
-        stream.noise(question.client_id)
+        stream.put(question.client_id)
         up: ArrivalSamples = [(time.monotonic(), 0)]
         while up[-1][1] != stream.noise_bytes:
             received = stream.next().received.num_bytes
             up.append((time.monotonic(), received))
             stream.acknowledge(received)
         down = _download(stream, question.client_id)
-    return Link(link_rate(bytes_per_s(up)), link_rate(bytes_per_s(down)), rtt_s)
+    return Link(framed_bits(bytes_per_s(up)), framed_bits(bytes_per_s(down)), rtt_s)
 
 
 def _download(stream: "_Stream", client_id: str) -> ArrivalSamples:
@@ -138,12 +124,6 @@ def bytes_per_s(samples: ArrivalSamples) -> float:
     return (total - before) / max(MIN_DURATION_S, last_s - first_s)
 
 
-def link_rate(payload_bytes_per_s: float) -> float:
-    """Return bits per second on the wire, including TCP, IP and HTTP/2 headers."""
-    framed = payload_bytes_per_s * (1 + FRAME_HEADER_BYTES / FRAME_BYTES)
-    return 8 * framed * PACKET_BYTES / SEGMENT_BYTES
-
-
 class _Stream:
     """A `Check` call with a queue of requests."""
 
@@ -161,12 +141,9 @@ class _Stream:
         self._outgoing.put(None)
         self._call.cancel()
 
-    def put(self, request: pb.CheckRequest) -> None:
+    def put(self, request: pb.CheckRequest | str) -> None:
+        """Send a request, or noise from a client: up to NOISE_BYTES and for NOISE_S."""
         self._outgoing.put(request)
-
-    def noise(self, client_id: str) -> None:
-        """Send noise, up to NOISE_BYTES and for NOISE_S."""
-        self._outgoing.put(client_id)
 
     def acknowledge(self, num_bytes: int) -> None:
         """Record the noise bytes received so far, so that more may be sent."""

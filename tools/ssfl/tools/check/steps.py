@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Generic, TypeVar
+from functools import partial
 
 from ssfl.program.exits import ExitCode, Terminated
 from ssfl.program.printable import printable_lines
 
 SLOW_AFTER_S, REPEAT_S = 15.0, 60.0  # first and further reports of a slow step
 INTERRUPTED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-Value = TypeVar("Value")
 
 
 class CheckVerdict(StrEnum):
@@ -58,10 +57,9 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckResult(Generic[Value]):
+class CheckResult:
     """The result of a step that passed; with a remedy it is a warning."""
 
-    value: Value
     text: str
     remedy: Remedy | None = None
 
@@ -99,53 +97,40 @@ class Steps:
         self.all: list[CheckStep] = []
         self.part = ""  # of the next steps
 
-    def run(
-        self, name: str, body: Callable[[], CheckResult[Value]], needs: Sequence[str] = ()
-    ) -> Value | None:
-        """Return the value of a step; None if it failed, or if a step it needs did not pass."""
+    def run(self, name: str, body: Callable[[], CheckResult], needs: Sequence[str] = ()) -> bool:
+        """Run a step; return False if it failed, or if a step it needs did not pass."""
         if missing := [needed for needed in needs if not self.passed(needed)]:
             self.skip(name, self._skip_reason(missing[0]))
-            return None
+            return False
         self._begin(name)
-        began_s = time.monotonic()
+        began_s, step = time.monotonic(), partial(CheckStep, self.part, name)
         with _captured_warnings() as warnings, _reporting_slowness(name):
             try:
                 result = body()
-            except StepFailed as failure:
-                self._fail(name, failure, began_s)
-                return None
-            except (KeyboardInterrupt, Terminated) as error:
-                self._fail(name, _interrupted(error, began_s), began_s)
-                raise CheckInterrupted from error
-            except BaseException as error:  # noqa: BLE001  the other steps still run
-                self._fail(name, _unexpected(error), began_s)
-                print(printable_lines(traceback.format_exc().rstrip()), file=sys.stderr)
-                return None
+            except BaseException as error:  # the other steps still run
+                failed = _failure(error, began_s)
+                code, took_s = failed.exit_code, time.monotonic() - began_s
+                self.all.append(step(CheckVerdict.FAILED, str(failed), failed.remedy, took_s, code))
+                if code in INTERRUPTED:
+                    raise CheckInterrupted from error
+                return False
         remedy, warning = result.remedy, "; ".join(warnings)
-        if warning:
-            remedy = (
-                replace(remedy, action=f"{remedy.action}; {warning}")
-                if remedy
-                else Remedy(Owner.MACHINE, warning)
-            )
-        self._add(
-            name, CheckVerdict.WARNING if remedy else CheckVerdict.OK, result.text, remedy, began_s
-        )
-        return result.value
+        if warning and remedy:
+            remedy = replace(remedy, action=f"{remedy.action}; {warning}")
+        elif warning:
+            remedy = Remedy(Owner.MACHINE, warning)
+        verdict = CheckVerdict.WARNING if remedy else CheckVerdict.OK
+        self.all.append(step(verdict, result.text, remedy, time.monotonic() - began_s))
+        return True
 
     def skip(self, name: str, why: str) -> None:
         """Record that a step is not run."""
-        self._add(name, CheckVerdict.SKIPPED, why)
+        self.all.append(CheckStep(self.part, name, CheckVerdict.SKIPPED, why))
 
     def passed(self, name: str) -> bool:
         """Return True if a step ran and did not fail."""
         good = (CheckVerdict.OK, CheckVerdict.WARNING)
         return any(step.name == name and step.verdict in good for step in self.all)
-
-    def _fail(self, name: str, failure: StepFailed, began_s: float) -> None:
-        self._add(
-            name, CheckVerdict.FAILED, str(failure), failure.remedy, began_s, failure.exit_code
-        )
 
     def _skip_reason(self, name: str) -> str:
         """Return why a step that needs `name` is skipped; the reason names the first failure."""
@@ -166,40 +151,22 @@ class Steps:
         """True if the check was interrupted in its last step."""
         return bool(self.all) and self.all[-1].exit_code in INTERRUPTED
 
-    def _add(
-        self,
-        name: str,
-        verdict: CheckVerdict,
-        text: str,
-        remedy: Remedy | None = None,
-        began_s: float | None = None,
-        exit_code: ExitCode = ExitCode.DONE,
-    ) -> None:
-        seconds = 0.0 if began_s is None else time.monotonic() - began_s
-        self.all.append(CheckStep(self.part, name, verdict, text, remedy, seconds, exit_code))
 
-
-def _unexpected(error: BaseException) -> StepFailed:
+def _failure(error: BaseException, began_s: float) -> StepFailed:
+    """Return the failure that an exception stands for; print an unexpected one."""
+    if isinstance(error, StepFailed):
+        return error
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
+        remedy = Remedy(Owner.YOU, "give this step more time, or find out what it is doing")
+        return StepFailed(f"interrupted after {time.monotonic() - began_s:.0f} s", remedy, code)
+    print(printable_lines(traceback.format_exc().rstrip()), file=sys.stderr)
+    text = f"{type(error).__name__}: {error}"
     if not isinstance(error, Exception):  # SystemExit in a task: it would end a client silently
-        return StepFailed(
-            f"{type(error).__name__}: {error}",
-            Remedy(
-                Owner.AUTHOR, "see the traceback: a task must not end the program it is part of"
-            ),
-            ExitCode.BAD_DATA,
-        )
-    return StepFailed(
-        f"unexpected: {type(error).__name__}: {error}",
-        Remedy(Owner.YOU, "report this as a bug, with its traceback"),
-        ExitCode.BUG,
-    )
-
-
-def _interrupted(error: BaseException, began_s: float) -> StepFailed:
-    seconds = time.monotonic() - began_s
-    code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
-    remedy = Remedy(Owner.YOU, "give this step more time, or find out what it is doing")
-    return StepFailed(f"interrupted after {seconds:.0f} s", remedy, code)
+        action = "see the traceback: a task must not end the program it is part of"
+        return StepFailed(text, Remedy(Owner.AUTHOR, action), ExitCode.BAD_DATA)
+    remedy = Remedy(Owner.YOU, "report this as a bug, with its traceback")
+    return StepFailed(f"unexpected: {text}", remedy, ExitCode.BUG)
 
 
 @contextmanager

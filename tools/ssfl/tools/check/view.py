@@ -3,20 +3,23 @@
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from ssfl.method.manifest import Manifest, Role, TensorSpec
+from ssfl.datasets.wording import plural
+from ssfl.method.manifest import Manifest, Role
 from ssfl.program.printable import printable
 from ssfl.tools.check.forecast import Forecast
 from ssfl.tools.check.site_trial import Pace, format_seconds
 from ssfl.tools.check.steps import CheckStep, CheckVerdict, Steps
 from ssfl.tools.plan.link import Link
-from ssfl.tools.plan.result import Seconds
+from ssfl.tools.plan.sizes import Seconds
 from ssfl.tools.plan.view import format_size
+from ssfl.tools.terminal import plain_table, right
 
 STYLES = {
     CheckVerdict.OK: "green",
@@ -32,30 +35,12 @@ NONE = "·"
 MAX_ROUNDS_SHOWN = 5
 
 
-class Screen:
-    """Shows the current step on a terminal, and prints all steps at the end."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._status = console.status("")
-
-    def begin(self, name: str) -> None:
-        """Show the current step; only a terminal does."""
-        self._status.update(f"{name} …")
-        self._status.start()
-
-    def close(self) -> None:
-        """Restore the terminal, also after Ctrl-C."""
-        self._status.stop()
-
-    def show(self, steps: Steps) -> None:
-        """Print the steps, part by part."""
-        part = ""
-        for step in steps.all:
-            if step.part != part:
-                self.console.print(Text(step.part, style="bold"))
-                part = step.part
-            self.console.print(step_text(step, self.console.width))
+def show_steps(console: Console, steps: Steps) -> None:
+    """Print the steps, part by part."""
+    for part, members in groupby(steps.all, lambda step: step.part):
+        console.print(Text(part, style="bold"))
+        for step in members:
+            console.print(step_text(step, console.width))
 
 
 def step_text(step: CheckStep, width: int) -> Text:
@@ -88,17 +73,14 @@ def _wrapped(text: str, width: int) -> Iterator[str]:
 
 def tensor_table(manifest: Manifest) -> Table:
     """Return the tensors with their roles; the middle of a long model is left out."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("tensor", overflow="fold")
-    table.add_column("shape")
-    table.add_column("role")
-    table.add_column("values", justify="right")
+    table = plain_table(Column("tensor", overflow="fold"), "shape", "role", right("values"))
     tensors = manifest.tensors
     shown = tensors if len(tensors) <= FIRST + LAST + 1 else (*tensors[:FIRST], *tensors[-LAST:])
     for index, tensor in enumerate(shown):
         if len(shown) < len(tensors) and index == FIRST:
             table.add_row(f"… {len(tensors) - len(shown)} more (--json has all)", "", "", "")
-        table.add_row(tensor.name, _shape(tensor), tensor.role.value, f"{tensor.size:,}")
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        table.add_row(tensor.name, shape, tensor.role.value, f"{tensor.size:,}")
     return table
 
 
@@ -110,28 +92,18 @@ def role_table(manifest: Manifest, num_frozen: int = 0) -> Table:
         Role.DENSE: f"always sent{frozen}",
         Role.BUFFER: "always sent, never trained",
     }
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
-    for role, (count, values) in totals(manifest).items():
+    table = plain_table(right(), "", right(), right(), "")
+    table.show_header = False
+    for role, (count, values) in _totals(manifest).items():
         if count:
             share = f"{100 * values / manifest.size:.1f} %"
             table.add_row(str(count), role, f"{values:,}", share, notes[Role(role)], style="bold")
     return table
 
 
-def totals(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Return the numbers of tensors and of values by role."""
-    return {
-        role.value: (
-            sum(tensor.role is role for tensor in manifest.tensors),
-            sum(tensor.size for tensor in manifest.tensors if tensor.role is role),
-        )
-        for role in Role
-    }
+def _totals(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    sizes = {role: [t.size for t in manifest.tensors if t.role is role] for role in Role}
+    return {role.value: (len(found), sum(found)) for role, found in sizes.items()}
 
 
 def forecast_table(forecasts: list[Forecast], width: int) -> Table:
@@ -150,10 +122,9 @@ def forecast_table(forecasts: list[Forecast], width: int) -> Table:
         for name, column in cells.items()
         if set(column) != {NONE} and (width >= NARROW or name in ("up", "down", "round"))
     }
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("sparsity", no_wrap=True)
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table("sparsity", *map(right, shown))
+    for column in table.columns:
+        column.no_wrap = True
     for row, texts in zip(forecasts, zip(*shown.values(), strict=True), strict=True):
         table.add_row(format_sparsity(row), *texts, style="bold" if row.is_run else "")
     return table
@@ -181,28 +152,22 @@ def _once_note(own: Forecast) -> str:
     mask = f"mask {format_size(own.mask)} down" if own.mask.most else ""
     if not before or not own.scores.most:
         return f"Once, with the first task: {mask}{of_last}. " if mask else ""
-    when = (
-        f"Once before training{at}" if before == (0,) else f"Before round {_format_rounds(before)}"
-    )
+    rounds = ", ".join(map(str, before[:MAX_ROUNDS_SHOWN]))
+    more = len(before) - MAX_ROUNDS_SHOWN
+    when = f"Before round {rounds}" + (f" and {more} more" if more > 0 else "")
+    if before == (0,):
+        when = f"Once before training{at}"
     transfers = ", ".join(filter(None, [f"scores {format_size(own.scores)} up", mask]))
     return f"{when}: {transfers}{of_last}. "
 
 
-def _format_rounds(numbers: tuple[int, ...]) -> str:
-    text = ", ".join(map(str, numbers[:MAX_ROUNDS_SHOWN]))
-    return f"{text} and {more} more" if (more := len(numbers) - MAX_ROUNDS_SHOWN) > 0 else text
-
-
 def verdict_text(steps: Steps) -> Text:
     """Return the first line."""
-    failed, warned = (
-        steps.with_verdict(CheckVerdict.FAILED),
-        steps.with_verdict(CheckVerdict.WARNING),
-    )
+    failed, warned = map(steps.with_verdict, (CheckVerdict.FAILED, CheckVerdict.WARNING))
     if steps.is_interrupted:
         return Text(f"check interrupted at {failed[-1].name}", style="bold red")
     if not failed:
-        warnings = f", {len(warned)} warning{'s' if len(warned) > 1 else ''}" if warned else ""
+        warnings = f", {plural(len(warned), 'warning')}" if warned else ""
         return Text(f"check passed: no step failed{warnings}", style="bold green")
     owners = list(dict.fromkeys(step.remedy.owner for step in failed if step.remedy))
     names = ", ".join(step.name for step in failed)
@@ -243,17 +208,13 @@ def document(
         ],
         "totals": {
             role: {"tensors": count, "values": values}
-            for role, (count, values) in (totals(manifest) if manifest else {}).items()
+            for role, (count, values) in (_totals(manifest) if manifest else {}).items()
         },
         "manifest_digest": manifest.digest.hex() if manifest else None,
         "link": asdict(link) if link else None,
         "pace": {**asdict(pace), "round_s": pace.round_s} if pace else None,
         "rounds": [row.document() for row in forecasts],
     }
-
-
-def _shape(tensor: TensorSpec) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
 
 
 def format_sparsity(forecast: Forecast) -> str:

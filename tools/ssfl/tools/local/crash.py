@@ -1,13 +1,13 @@
 """`ssfl demo --crash`: the same federation twice, undisturbed and with crashes, compared.
 
-SIGKILL ends the coordinator while clients score, a client in the middle of an upload, and the
-coordinator in the middle of a round. To hit the right moment, one client is suspended (SIGSTOP)
-until the coordinator has accepted the uploads of others, and a failpoint kills the client at the
-third chunk of its update. The state after each crash is read from the journal.
+SIGKILL ends the coordinator while clients score, a client in the middle of an upload (by a
+failpoint), and the coordinator in the middle of a round. One client is suspended until the
+coordinator has accepted the uploads of others. The state after a crash is read from the journal.
 """
 
 import math
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -47,15 +47,15 @@ def crash(screen: Console, out: Path, shards: Path, names: list[str], flags: lis
 
     def run(name: str, disturb: Callable[[LocalFederation], None] | None = None) -> LocalRunResult:
         federation = LocalFederation(out / name, shards, flags, names)
-        return federate(federation, name, screen, name, disturb)
+        return federate(federation, screen, name, disturb)
 
     undisturbed = run("undisturbed")
     crashes = CrashSchedule(screen)
     disturbed = run("disturbed", crashes.run)
     digests = [result.status.model_digest.hex() for result in (undisturbed, disturbed)]
     problems = crashes.problems()
-    for line in (*crashes.findings, *(f"wrong: {problem}" for problem in problems)):
-        screen.print(line, soft_wrap=True)
+    for problem in problems:
+        screen.print(f"wrong: {problem}", soft_wrap=True)
     for name, digest in zip(("undisturbed", "disturbed"), digests, strict=True):
         screen.print(f"{name:<12}  {digest}", soft_wrap=True)
     same = digests[0] == digests[1]
@@ -68,7 +68,6 @@ class CrashSchedule:
     """Kills and restarts processes of a federation, and prints each crash."""
 
     def __init__(self, screen: Console) -> None:
-        self.findings: list[str] = []
         self._screen = screen
         self._began_s = time.monotonic()
         self._federation: LocalFederation
@@ -97,61 +96,45 @@ class CrashSchedule:
         self._missed.append("no crash in the middle of a round: it ended too early")
 
     def problems(self) -> list[str]:
-        """Return the broken promises, such as reports that counted twice."""
+        """Return the broken promises, such as reports that counted twice; print if all are kept."""
         reports = Counter(
             (fact.step, fact.client) for fact in self._facts() if isinstance(fact, UploadAccepted)
         )
-        problems = [
-            f"{client} counted twice in step {step}"
-            for (step, client), count in reports.items()
-            if count > 1
-        ]
+        problems = [f"{client} counted twice in step {step}" for step, client in _twice(reports)]
         trained = Counter(
             (client, found[1])
             for client in self._federation.clients
             for line in self._federation.log_of(client)
             if (found := re.search(r" trained  .*\bround=(\d+)", line))
         )
-        problems += [
-            f"{client} trained round {number} twice"
-            for (client, number), count in trained.items()
-            if count > 1
-        ]
+        problems += [f"{client} trained round {number} twice" for client, number in _twice(trained)]
         problems += self._missed
         if self._sent_twice > MAX_CHUNK_BYTES:
             problems.append(f"{self._sent_twice:,} bytes were sent twice")
         if not problems:
-            self.findings.append(
-                f"{len(reports)} reports counted, each once; {len(trained)} updates trained, "
-                "none twice"
-            )
+            text = f"{len(reports)} reports counted, each once; {len(trained)} updates trained"
+            self._screen.print(f"{text}, none twice", soft_wrap=True)
         return problems
 
     def _kill_coordinator(self, started: StepStarted, where: str, what: str) -> list[ClientId]:
-        """Kill the coordinator when some clients have reported, and return these clients.
-
-        The list is empty if the step was over before the crash.
-        """
+        """Kill the coordinator when some clients have reported; return them, if it was in time."""
         federation, suspended = self._federation, self._federation.clients[-1]
-        federation.suspend(suspended)
-        others = len(started.cohort) - 1
+        federation.send_signal(suspended, signal.SIGSTOP)
+        step, enough = started.step, max(1, len(started.cohort) - 2)
         self._wait(
-            lambda: (
-                len(self._accepted(started.step)) >= max(1, others - 1)
-                or self._is_closed(started.step)
-            ),
+            lambda: len(self._uploads(step)) >= enough or self._is_closed(step),
             f"{what} are accepted",
         )
         federation.kill(COORDINATOR)
-        accepted, closed = self._accepted(started.step), self._is_closed(started.step)
+        accepted, closed = list(self._uploads(step)), self._is_closed(step)
         killed_s = time.monotonic()
         self._print(
             f"{where}: coordinator killed, {len(accepted)} of {len(started.cohort)} {what} accepted"
         )
         federation.restart(COORDINATOR)
-        federation.resume(suspended)
+        federation.send_signal(suspended, signal.SIGCONT)
         back = time.monotonic() - killed_s
-        kept = len(self._accepted(started.step))
+        kept = len(self._uploads(step))
         self._print(f"{where}: coordinator back after {back:.1f} s, {kept} {what} still count")
         return [] if closed else accepted
 
@@ -165,7 +148,7 @@ class CrashSchedule:
                 break
             federation.restart(victim, MID_UPLOAD)  # it died before a byte arrived: try again
         assert step is not None
-        kept = LocalState(federation.client_state_dir(victim)).load()
+        kept = LocalState(federation.clients_dir / victim).load()
         if kept is None:
             raise ProgramError(f"{victim} died without storing its update", ExitCode.BUG)
         total = len(kept.payload)
@@ -174,7 +157,7 @@ class CrashSchedule:
             f"{received:,} of {total:,} bytes"
         )
         federation.restart(victim)
-        upload = self._wait(lambda: self._upload(step.step, victim), f"{victim} resumes")
+        upload = self._wait(lambda: self._uploads(step.step).get(victim), f"{victim} resumes")
         sent = int(upload.report["upload_bytes"])
         self._sent_twice = max(0, received - (total - sent))
         self._print(
@@ -206,13 +189,9 @@ class CrashSchedule:
                 started = None
         return started if started and started.work is work else None
 
-    def _accepted(self, step: int) -> list[ClientId]:
-        return [fact.client for fact in self._facts()
-                if isinstance(fact, UploadAccepted) and fact.step == step]  # fmt: skip
-
-    def _upload(self, step: int, client: ClientId) -> UploadAccepted | None:
+    def _uploads(self, step: int) -> dict[ClientId, UploadAccepted]:
         uploads = (fact for fact in self._facts() if isinstance(fact, UploadAccepted))
-        return next((fact for fact in uploads if (fact.step, fact.client) == (step, client)), None)
+        return {fact.client: fact for fact in uploads if fact.step == step}
 
     def _is_closed(self, step: int) -> bool:
         return any(isinstance(fact, StepClosed) and fact.step == step for fact in self._facts())
@@ -225,12 +204,14 @@ class CrashSchedule:
         while not (found := condition()):
             self._federation.ended()  # raises if a process failed
             if time.monotonic() > end_s:
-                raise ProgramError(
-                    f"not within {WAIT_S:g} s: {what}; the logs are in {self._federation.folder}",
-                    ExitCode.BUG,
-                )
+                logs = f"the logs are in {self._federation.folder}"
+                raise ProgramError(f"not within {WAIT_S:g} s: {what}; {logs}", ExitCode.BUG)
             time.sleep(POLL_S)
         return found
 
     def _print(self, text: str) -> None:
         self._screen.print(f"{time.monotonic() - self._began_s:6.1f} s  {text}", soft_wrap=True)
+
+
+def _twice(counts: Counter[Found]) -> list[Found]:
+    return [key for key, count in counts.items() if count > 1]

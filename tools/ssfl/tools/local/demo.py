@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ssfl.datasets.errors import DataError
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import shard_names
@@ -16,20 +15,10 @@ from ssfl.method.density import parse_sparsity
 from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.program.exits import ExitCode, raise_on_sigterm
+from ssfl.tools.local import local_run
 from ssfl.tools.local.crash import CLIENTS, MAX_SPARSITY, MIN_ROUNDS, ROUNDS, crash, width_for
 from ssfl.tools.local.fork_server import shared_client_server
-from ssfl.tools.local.local_run import (
-    LocalRunResult,
-    draw,
-    federate,
-    fresh_folder,
-    print_locations,
-    require_modules,
-    results_table,
-    status_flags,
-    write_comparison_of,
-)
 from ssfl.tools.local.processes import LocalFederation
 from ssfl.tools.terminal import console
 
@@ -54,9 +43,7 @@ class DemoConfig:
     sparsity: str = setting("0.9", "share of weights to prune in the sparse run")
     seed: int = setting(0, "seed of data partition and training")
     status_port: int | None = setting(
-        None,
-        "port of the status page; 0: a free port; default: no status page",
-        le=65535,
+        None, "port of the status page; 0: a free port; default: no status page", le=65535
     )
     out: Path = setting(
         Path("runs/demo"), "folder for all output; replaces that of an earlier demo"
@@ -93,12 +80,13 @@ def demo(argv: Sequence[str]) -> int:
     """Run the demo."""
     config = settings.load(DemoConfig, argv, None, "ssfl demo", DESCRIPTION)
     raise_on_sigterm()
-    require_modules("torch", "sklearn", "matplotlib", extra="demo")
+    local_run.require_modules("torch", "sklearn", "matplotlib", extra="demo")
     shared_client_server()
     screen = console()
     began_s = time.monotonic()
-    shards = _prepare(config)
-    clients, rounds = config.num_clients, config.num_rounds
+    local_run.fresh_folder(config.out)
+    clients, rounds, shards = config.num_clients, config.num_rounds, config.out / "shards"
+    make_shards(shards, digits(), Cut(clients=clients, seed=config.seed, validation=0.0))
     screen.print(
         f"{clients} clients with uneven shares of 1,797 digits (Dirichlet 0.3), one "
         f"coordinator, {rounds} rounds; {1 + clients} processes over gRPC, twice.",
@@ -109,30 +97,15 @@ def demo(argv: Sequence[str]) -> int:
     return int(code)
 
 
-def _prepare(config: DemoConfig) -> Path:
-    """Make the shards in an empty folder."""
-    fresh_folder(config.out)
-    try:
-        cut = Cut(clients=config.num_clients, seed=config.seed, validation=0.0)
-        make_shards(config.out / "shards", digits(), cut)
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    return config.out / "shards"
-
-
 def _compare(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
-    """Run the federation sparse and dense, and compare the results."""
     ssfl = _federate(config, screen, shards, "ssfl", f"{float(config.sparsity):.0%} sparse")
-    dense = _federate(config, screen, shards, "dense", "dense")
-    screen.print(results_table([dense, ssfl], "the same federation, dense and sparse"))
-    drawn = draw(config.out, [dense, ssfl])
-    print_locations(screen, config.out, ssfl, drawn)
-    write_comparison_of(screen, config.out, dense, ssfl)
+    dense = _federate(config, screen, shards, local_run.DENSE, local_run.DENSE)
+    title = "the same federation, dense and sparse"
+    local_run.show_results(screen, config.out, [dense, ssfl], title)
     return ExitCode.DONE
 
 
 def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
-    """Run the sparse federation twice, the second time with crashes."""
     width = width_for(config.sparsity)
     screen.print(
         f"An mlp of width {width}, so that an update is sent in several chunks. The first run is "
@@ -148,19 +121,17 @@ def _crash(config: DemoConfig, screen: Console, shards: Path) -> ExitCode:
 
 def _federate(
     config: DemoConfig, screen: Console, shards: Path, name: str, title: str
-) -> LocalRunResult:
-    flags = [
-        *_flags(config), "--strategy", "ssfl" if name == "ssfl" else "fedavg",
-        "--learning-rate", LEARNING_RATE,
-        "--reference-coding", "on" if name == "ssfl" else "off",
-    ]  # fmt: skip
+) -> local_run.LocalRunResult:
+    strategy, coding = ("fedavg", "off") if name == local_run.DENSE else ("ssfl", "on")
+    flags = [*_flags(config), "--learning-rate", LEARNING_RATE]
+    flags += ["--strategy", strategy, "--reference-coding", coding]
     federation = LocalFederation(config.out / name, shards, flags, shard_names(shards))
-    return federate(federation, name, screen, title)
+    return local_run.federate(federation, screen, title)
 
 
 def _flags(config: DemoConfig) -> list[str]:
     return [
         "--sparsity", config.sparsity, "--seed", str(config.seed), "--reproducible",
         "--clients", str(config.num_clients), "--rounds", str(config.num_rounds),
-        *status_flags(config.status_port),
+        *local_run.status_flags(config.status_port),
     ]  # fmt: skip

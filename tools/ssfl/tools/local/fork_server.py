@@ -1,9 +1,8 @@
 """Start programs as forks of a process that has imported their modules.
 
-Importing torch takes a client seconds of CPU time; a fork has it at once. `ForkServer` starts
-`python -m ssfl.tools.local.fork_server MODULE…`. That process imports the modules and waits for
-requests on its stdin, a Unix socket. For each request it forks: the fork takes over the files,
-folder, variables and flags of the request and runs the program's `main` in a session of its own.
+Importing torch takes a client seconds of CPU time; a fork has it at once. The server imports the
+modules and waits for requests on its stdin, a Unix socket. Each fork takes over the files, folder,
+variables and flags of a request and runs the program's `main` in a session of its own.
 
 The server must not start a thread or a gRPC call, since neither survives a fork. It works on Linux
 only. It ends with the process that started it, and its forks end with it.
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ssfl.durable import failpoints
-from ssfl.tools.local.with_parent import end_with_parent
+from ssfl.tools.local.with_parent import end_with_parent, with_parent
 
 CLIENT_MODULES = (
     "torch", "torch._dynamo",  # the first optimizer imports it
@@ -82,12 +81,11 @@ class ForkServer:
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid()),
-                 "ssfl.tools.local.fork_server", *modules],
+                [*with_parent(), "ssfl.tools.local.fork_server", *modules],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the owner alone
-            )  # fmt: skip
+            )
 
     def start(
         self,
@@ -101,12 +99,8 @@ class ForkServer:
         program: str = "",
     ) -> Forked:
         """Start `main` of a module; `program`, a path of a script or a name, is sys.argv[0]."""
-        request = {
-            "module": module,
-            "argv": [program or module, *flags],
-            "env": dict(env),
-            "cwd": str(cwd or Path.cwd()),
-        }
+        argv, folder = [program or module, *flags], str(cwd or Path.cwd())
+        request = {"module": module, "argv": argv, "env": dict(env), "cwd": folder}
         answer = self._ask(request, [stdout.fileno(), stderr.fileno()])
         if answer is None:
             raise ChildProcessError("the process that forks programs has ended")
@@ -132,7 +126,7 @@ class ForkServer:
             try:
                 socket.send_fds(self._socket, [_LENGTH.pack(len(data))], files)
                 self._socket.sendall(data)
-                return _receive(self._socket, _LENGTH.unpack(_exactly(self._socket, 4))[0])
+                return _receive(self._socket, _exactly(self._socket, _LENGTH.size))
             except OSError:
                 return None
 
@@ -152,17 +146,15 @@ def shared_client_server() -> ForkServer | None:
 
 def _exactly(source: socket.socket, size: int) -> bytes:
     """Return `size` bytes; raise ConnectionError if the other side has ended."""
-    data = b""
-    while len(data) < size:
-        more = source.recv(size - len(data))
-        if not more:
-            raise ConnectionError("the other side has ended")
-        data += more
+    data = source.recv(size, socket.MSG_WAITALL)
+    if len(data) < size:
+        raise ConnectionError("the other side has ended")
     return data
 
 
-def _receive(source: socket.socket, size: int) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(_exactly(source, size))
+def _receive(source: socket.socket, head: bytes) -> dict[str, Any]:
+    """Return the document whose length is in `head`."""
+    document: dict[str, Any] = json.loads(_exactly(source, *_LENGTH.unpack(head)))
     return document
 
 
@@ -172,7 +164,7 @@ def _serve(owner: socket.socket) -> Callable[[], int] | None:
         head, files, _, _ = socket.recv_fds(owner, _LENGTH.size, 2)
         if len(head) < _LENGTH.size:
             return None
-        request = _receive(owner, _LENGTH.unpack(head)[0])
+        request = _receive(owner, head)
         if "poll" in request:
             ended, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ssfl.durable.lock import DirectoryLock
-from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.server.report.source import open_folder
 from ssfl.tools.local.processes import LocalFederation
 from ssfl.tools.operate.screen import megabytes, status_line, status_view
@@ -26,8 +26,9 @@ POLL_S = 0.25
 STALL_S = 300.0
 ENDED = ("finished", "stopped")  # phases in which clients may leave
 MARKER = ".ssfl-run-here"
+DENSE = "dense"  # the name of a run to compare with
 _MEANINGS = {
-    "dense": "dense: float32 values, as other systems send them",
+    DENSE: "dense: float32 values, as other systems send them",
     "ssfl": "ssfl: kept values, coded against the base, as over a network",
 }
 
@@ -41,34 +42,19 @@ class LocalRunResult:
     history: dict[str, Any]
     models: Path
 
-    @property
-    def last(self) -> dict[str, Any]:
-        """The final evaluation."""
-        found: dict[str, Any] = self.history["evaluations"][-1]
-        return found
-
-    @property
-    def seconds_per_round(self) -> float:
-        rounds = self.history["rounds"]
-        return float(sum(entry["seconds"] for entry in rounds) / len(rounds))
-
 
 def require_modules(*modules: str, extra: str) -> None:
     """Raise ProgramError unless all modules can be imported."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise ProgramError(
-            f"this needs {', '.join(missing)}: pip install 'ssfl[{extra}]'", ExitCode.USAGE
-        )
+        raise usage_error(f"this needs {', '.join(missing)}: pip install 'ssfl[{extra}]'")
 
 
 def fresh_folder(out: Path) -> None:
     """Empty the output folder of an earlier command; refuse a folder with other files."""
     marker = out / MARKER
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not marker.exists())):
-        raise ProgramError(
-            f"{out} is not an output folder of ssfl: choose another with --out", ExitCode.USAGE
-        )
+        raise usage_error(f"{out} is not an output folder of ssfl: choose another with --out")
     for lock in out.glob("*/state/lock"):
         with DirectoryLock(lock.parent):  # raises with the process that uses it
             pass
@@ -77,12 +63,11 @@ def fresh_folder(out: Path) -> None:
         out.mkdir(parents=True)
         marker.touch()
     except OSError as error:
-        raise ProgramError(f"cannot write into {out}: {error}", ExitCode.USAGE) from error
+        raise usage_error(f"cannot write into {out}: {error}") from error
 
 
 def federate(
     federation: LocalFederation,
-    name: str,
     console: Console,
     title: str,
     disturb: Callable[[LocalFederation], None] | None = None,
@@ -97,7 +82,7 @@ def federate(
         federation.admin.close()
     models = Path(status.out_dir)
     history = json.loads((models / "history.json").read_bytes())
-    return LocalRunResult(name, status, history, models)
+    return LocalRunResult(federation.folder.name, status, history, models)
 
 
 def _watch(
@@ -112,11 +97,9 @@ def _watch(
             if status.delivered:
                 break
             if ended and status.phase not in ENDED:
-                raise ProgramError(
-                    f"{ended[0]} ended before the run was over; does its task end the process? "
-                    f"(its log: {federation.folder / ended[0]}.log)",
-                    ExitCode.BAD_DATA,
-                )
+                text = f"{ended[0]} ended before the run was over; does its task end the process?"
+                log = f"(its log: {federation.folder / ended[0]}.log)"
+                raise ProgramError(f"{text} {log}", ExitCode.BAD_DATA)
             if console.is_terminal:
                 live.update(status_view(status, title), refresh=True)
             now = f"{status.phase} {status.rounds_done}"
@@ -126,11 +109,8 @@ def _watch(
             if progress != (progress := (now, sum(client.steps_done for client in status.clients))):
                 progress_s = time.monotonic()
             if time.monotonic() - progress_s > STALL_S:
-                raise ProgramError(
-                    f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}; "
-                    f"the logs are in {federation.folder}",
-                    ExitCode.BUG,
-                )
+                text = f"no progress for {STALL_S:g} s, waiting for {status.waiting_for}"
+                raise ProgramError(f"{text}; the logs are in {federation.folder}", ExitCode.BUG)
             time.sleep(POLL_S)
     console.print(f"{title}: done, {status.rounds_done} rounds, {_outcome(status)}")
     return status
@@ -142,23 +122,34 @@ def _outcome(status: admin_pb2.GetStatusResponse) -> str:
     return f"loss {status.loss:.4g}" if status.HasField("loss") else "not tested: no test samples"
 
 
-def results_table(results: Sequence[LocalRunResult], title: str) -> Table:
-    """Return the table of accuracies and costs."""
-    table = Table(title=title, title_justify="left")
-    names = sorted({name for result in results for name in result.last["metrics"]})
+def show_results(
+    console: Console, out: Path, results: Sequence[LocalRunResult], title: str
+) -> None:
+    """Print the table and all locations, draw the charts, and compare with the dense run if any."""
+    console.print(_results_table(results, title))
+    (first,) = (result for result in results if result.name != DENSE)
+    _print_locations(console, out, first, _draw(out, results))
+    for dense in (result for result in results if result.name == DENSE):
+        sources = open_folder(dense.models), open_folder(first.models)
+        page = out / "comparison.html"
+        write_comparison(page, comparison_document(*sources, names=(DENSE, "ssfl")))
+        console.print(f"{'comparison':<12}  {page}", soft_wrap=True)
+
+
+def _results_table(results: Sequence[LocalRunResult], title: str) -> Table:
+    table = Table("", title=title, title_justify="left", caption_justify="left")
+    tests = [result.history["evaluations"][-1] for result in results]
+    names = sorted({name for test in tests for name in test["metrics"]})
     measured = [
         name
         for name, key in (("accuracy", "pooled"), ("loss", "loss"))
-        if any(result.last[key] is not None for result in results)
-    ]
-    if "accuracy" in measured:
-        measured.remove("loss")
-    table.add_column("")
+        if any(test[key] is not None for test in tests)
+    ][:1]
     columns = ("MB up", "MB down", "one-off MB", "s/round", "server MB")
     for column in (*measured, *names, *columns):
         table.add_column(column, justify="right", overflow="fold")
-    for result in results:
-        status, last = result.status, result.last
+    for result, last in zip(results, tests, strict=True):
+        status, rounds = result.status, result.history["rounds"]
         table.add_row(
             result.name,
             *(_shown(name, last) for name in measured),
@@ -166,15 +157,11 @@ def results_table(results: Sequence[LocalRunResult], title: str) -> Table:
             f"{megabytes(status, 'up', one_off=False):.2f}",
             f"{megabytes(status, 'down', one_off=False):.2f}",
             f"{megabytes(status, one_off=True):.2f}",
-            f"{result.seconds_per_round:.2f}",
+            f"{sum(entry['seconds'] for entry in rounds) / len(rounds):.2f}",
             f"{status.peak_memory_bytes / 1e6:.0f}",
         )
-    table.caption = "; ".join(
-        meaning
-        for name, meaning in _MEANINGS.items()
-        if any(result.name == name for result in results)
-    )
-    table.caption_justify = "left"
+    shown = {result.name for result in results}
+    table.caption = "; ".join(text for name, text in _MEANINGS.items() if name in shown)
     return table
 
 
@@ -184,16 +171,15 @@ def _shown(name: str, last: dict[str, Any]) -> str:
     return f"{last['loss']:.4g}"
 
 
-def draw(out: Path, results: Sequence[LocalRunResult]) -> list[str]:
+def _draw(out: Path, results: Sequence[LocalRunResult]) -> list[str]:
     """Draw every chart that the runs have data for; return the file names."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
     from ssfl.tools.report.plots import plot_accuracy, plot_densities, plot_layers, plot_timeline
 
     histories = {result.name: result.history for result in results}
-    drawn = []
-    if plot_accuracy(histories, out / "accuracy.png"):
-        drawn.append("accuracy.png")
-    sparse = histories.get("ssfl")
-    if sparse:
+    drawn = ["accuracy.png"] if plot_accuracy(histories, out / "accuracy.png") else []
+    if sparse := histories.get("ssfl"):
         plot_layers(sparse, out / "layers.png")
         plot_timeline(sparse, out / "timeline.png")
         plot_densities(sparse, out / "densities.png")
@@ -206,33 +192,21 @@ def status_flags(status_port: int | None) -> list[str]:
     return [] if status_port is None else ["--status-port", str(status_port)]
 
 
-def print_locations(
+def _print_locations(
     console: Console, out: Path, result: LocalRunResult, drawn: Sequence[str]
 ) -> None:
-    """Print the digest and the paths of all results."""
     console.print(f"model digest  {result.status.model_digest.hex()}")
     console.print("(the same for every run with this seed on this kind of machine)")
     pictures = f"{out}/{', '.join(drawn)}" if drawn else "none: pip install matplotlib"
-    for name, place in (
-        ("final model", result.models / "model.safetensors"),
-        ("mask", result.models / "mask.bin"),
-        ("manifest", result.models / "manifest.json"),
-        ("history", result.models / "history.json"),
-        ("report", result.models / "report.html"),
-        ("plots", pictures),
-        ("logs", f"{out}/{result.name}/*.log"),
-    ):
-        shown = place
-        if isinstance(place, Path) and place.is_relative_to(Path.cwd()):
-            shown = place.relative_to(Path.cwd())
-        console.print(f"{name:<12}  {shown}", soft_wrap=True)
-
-
-def write_comparison_of(
-    console: Console, out: Path, dense: LocalRunResult, ssfl: LocalRunResult
-) -> None:
-    """Write the report that compares both runs, and print its path."""
-    sources = open_folder(dense.models), open_folder(ssfl.models)
-    page = out / "comparison.html"
-    write_comparison(page, comparison_document(*sources, names=("dense", "ssfl")))
-    console.print(f"{'comparison':<12}  {page}", soft_wrap=True)
+    models, here = result.models, Path.cwd()
+    models = models.relative_to(here) if models.is_relative_to(here) else models
+    for name, place in {
+        "final model": models / "model.safetensors",
+        "mask": models / "mask.bin",
+        "manifest": models / "manifest.json",
+        "history": models / "history.json",
+        "report": models / "report.html",
+        "plots": pictures,
+        "logs": f"{out}/{result.name}/*.log",
+    }.items():
+        console.print(f"{name:<12}  {place}", soft_wrap=True)

@@ -5,38 +5,33 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from ssfl.client.config import CLIENT_ID
 from ssfl.durable import failpoints
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.tools.local.fork_server import Forked, shared_client_server
+from ssfl.tools.local.with_parent import with_parent
 from ssfl.tools.operate.admin_client import AdminClient
 
 START_DEADLINE_S = 60.0
 END_DEADLINE_S = 15.0
-_USER_ERRORS = (
-    ExitCode.USAGE,
-    ExitCode.BAD_DATA,
-    ExitCode.REFUSED,
-    ExitCode.PORT_IN_USE,
-)  # exit codes of mistakes that the user can correct
+# Exit codes of mistakes that the user can correct.
+_USER_ERRORS = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.REFUSED, ExitCode.PORT_IN_USE)
 COORDINATOR = "coordinator"
 
 
 def client_ids(shards: Sequence[str]) -> dict[str, str]:
     """Return a client id for every shard: its name, or a number if the name cannot be an id.
 
-    An id has at most 64 ASCII letters, digits, '.', '_' or '-', and is used in file names next to
-    those of the coordinator. The name of a shard is free.
+    Ids are used in file names next to those of the coordinator.
     """
     ids: dict[str, str] = {}
     for number, name in enumerate(shards):
-        fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) and name != COORDINATOR
+        fits = CLIENT_ID.fullmatch(name) and name != COORDINATOR
         other = f"client_{number:02}"
         while not fits and other in {*shards, *ids.values()}:
             other += "_"
@@ -45,10 +40,7 @@ def client_ids(shards: Sequence[str]) -> dict[str, str]:
 
 
 class LocalFederation:
-    """The processes of one run; leaving the `with` block ends all of them.
-
-    If this process is killed, they end with it (with_parent.py).
-    """
+    """The processes of one run, which end with the `with` block, or if this process is killed."""
 
     def __init__(
         self,
@@ -78,9 +70,10 @@ class LocalFederation:
         """The state directory of the coordinator."""
         return self.folder / "state"
 
-    def client_state_dir(self, client: str) -> Path:
-        """Return the state directory of a client."""
-        return self.folder / "clients" / client
+    @property
+    def clients_dir(self) -> Path:
+        """The folder of the clients' state directories."""
+        return self.folder / "clients"
 
     def __enter__(self) -> Self:
         try:
@@ -91,12 +84,7 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def ended(self) -> list[str]:
@@ -140,18 +128,14 @@ class LocalFederation:
         """Start a killed process again; with a `failpoint`, it dies there."""
         if not failpoint:
             self._expected_to_die.discard(name)
-        self._start(name, self._commands[name], {failpoints.VARIABLE: failpoint})
+        self._start(name, self._commands[name], **{failpoints.VARIABLE: failpoint})
         if name == COORDINATOR:
             self.admin.close()
             self.admin = AdminClient(f"127.0.0.1:{self._ports()[1]}")
 
-    def suspend(self, name: str) -> None:
-        """Suspend a process with SIGSTOP."""
-        self._processes[name].send_signal(signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        """Continue a suspended process."""
-        self._processes[name].send_signal(signal.SIGCONT)
+    def send_signal(self, name: str, number: int) -> None:
+        """Send a signal to a process."""
+        self._processes[name].send_signal(number)
 
     def log_of(self, name: str) -> list[str]:
         """Return the log lines of a process, including those before a restart."""
@@ -177,15 +161,14 @@ class LocalFederation:
                 name,
                 ["ssfl.client.main", f"--data={shard}", "--data-root", str(self._shards),
                  f"--client-id={name}", "--coordinator", f"127.0.0.1:{port}", *common,
-                 "--state-dir", str(self.folder / "clients"), *self._client_flags],
+                 "--state-dir", str(self.clients_dir), *self._client_flags],
             )  # fmt: skip
 
-    def _start(
-        self, name: str, module_and_flags: Sequence[str], variables: Mapping[str, str] | None = None
-    ) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
-        environment |= dict(variables or {})
-        self._commands[name] = module_and_flags
+    def _start(self, name: str, command: Sequence[str], **variables: str) -> None:
+        """Start a process; `command` is a module and its flags."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SSFL_")}
+        environment = {**inherited, **variables}
+        self._commands[name] = command
         # A coordinator is not forked, since its memory would include modules that it does not use.
         server = None if name == COORDINATOR else shared_client_server()
         with (
@@ -193,20 +176,18 @@ class LocalFederation:
             (self.folder / f"{name}.log").open("ab") as log,
         ):
             if server:
-                module, *flags = module_and_flags
-                self._processes[name] = server.start(
-                    module, flags, stdout=out, stderr=log, env=environment
-                )
+                module, *flags = command
+                process = server.start(module, flags, stdout=out, stderr=log, env=environment)
+                self._processes[name] = process
                 return
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid()),
-                 *module_and_flags],
+                [*with_parent(), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends the others
-            )  # fmt: skip
+            )
 
     def _ports(self) -> list[str]:
         """Return the ports that the coordinator printed: client, admin and possibly status."""
@@ -218,11 +199,8 @@ class LocalFederation:
             if len(lines) >= count:
                 return [line.rpartition(":")[2] for line in lines[:count]]
             time.sleep(0.02)
-        raise ProgramError(
-            f"the coordinator did not start within {START_DEADLINE_S:g} s:\n"
-            + self._tail(COORDINATOR),
-            ExitCode.BUG,
-        )
+        text = f"the coordinator did not start within {START_DEADLINE_S:g} s"
+        raise ProgramError(f"{text}:\n{self._tail(COORDINATOR)}", ExitCode.BUG)
 
     def _error_of(self, name: str, code: int) -> str:
         """Return the error message of a process, or else the end of its log."""

@@ -1,28 +1,18 @@
 """`ssfl rehearse`: a federation with your task and shards, on this machine."""
 
-import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.shard_file import MAKE_SHARDS, shard_names
+from ssfl.datasets.wording import plural
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
+from ssfl.tools.local import local_run
 from ssfl.tools.local.fork_server import shared_client_server
-from ssfl.tools.local.local_run import (
-    draw,
-    federate,
-    fresh_folder,
-    print_locations,
-    require_modules,
-    results_table,
-    status_flags,
-    write_comparison_of,
-)
 from ssfl.tools.local.processes import LocalFederation, client_ids
 from ssfl.tools.terminal import console
 
@@ -48,9 +38,7 @@ class RehearseConfig:
     device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(1, "torch threads of each client; 0: every core")
     status_port: int | None = setting(
-        None,
-        "port of the status page; 0: a free port; default: no status page",
-        le=65535,
+        None, "port of the status page; 0: a free port; default: no status page", le=65535
     )
     out: Path = setting(
         Path("runs/rehearsal"), "folder for all output; replaces that of an earlier rehearsal"
@@ -63,58 +51,47 @@ class RehearseConfig:
             raise SettingsError("--dense compares with the dense run: leave --strategy out")
 
 
-def rehearse(argv: Sequence[str]) -> int:
+def rehearse(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(RehearseConfig, argv, None, "ssfl rehearse", DESCRIPTION)
     raise_on_sigterm()
-    require_modules("torch", extra="client")
+    local_run.require_modules("torch", extra="client")
     screen = console()
     began_s = time.monotonic()
     _check_inputs(config)
-    try:
-        names = shard_names(config.data_root)
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    names = _chosen(config, names)
+    names = _chosen(config, shard_names(config.data_root))
     run = _run_of(config, len(names))
     shared_client_server()
-    fresh_folder(config.out)
+    local_run.fresh_folder(config.out)
     screen.print(_announcement(config, names), soft_wrap=True)
     results = []
-    for name, strategy in [(run.strategy, run.strategy)] + [("dense", "fedavg")] * config.dense:
-        flags = ["--reference-coding", "off" if strategy == "fedavg" else "on"]
-        flags += status_flags(config.status_port)
-        flags += _flags(replace(run, strategy=strategy, bytes_per_round=""
-                                if strategy == "fedavg" else run.bytes_per_round))  # fmt: skip
-        flags += ["--init", str(config.init.absolute())] if config.init else []
-        own = ["--task", _absolute(config.task), "--device", config.device]
-        own += ["--threads", str(config.threads)]
-        federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
-        results.append(federate(federation, name, screen, name))
-    title = f"{_plural(len(names), 'client')}, {_plural(run.rounds, 'round')}"
-    screen.print(results_table(results, title))
-    drawn = draw(config.out, results) if importlib.util.find_spec("matplotlib") else []
-    print_locations(screen, config.out, results[0], drawn)
+    runs = {run.strategy: run}
     if config.dense:
-        write_comparison_of(screen, config.out, results[1], results[0])
+        runs[local_run.DENSE] = replace(run, strategy="fedavg", bytes_per_round="")
+    task = str(Path(config.task).absolute()) if config.task.endswith(".py") else config.task
+    own = ["--task", task, "--device", config.device, "--threads", str(config.threads)]
+    for name, wanted in runs.items():
+        flags = ["--reference-coding", "off" if wanted.strategy == "fedavg" else "on"]
+        flags += [*local_run.status_flags(config.status_port), *_flags(wanted)]
+        flags += ["--init", str(config.init.absolute())] if config.init else []
+        federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
+        results.append(local_run.federate(federation, screen, name))
+    title = f"{plural(len(names), 'client')}, {plural(run.rounds, 'round')}"
+    local_run.show_results(screen, config.out, results, title)
     screen.print(f"all done in {time.monotonic() - began_s:.0f} s")
-    return int(ExitCode.DONE)
 
 
 def _chosen(config: RehearseConfig, names: list[str]) -> list[str]:
     """Return the shards to use: all, or the first `--clients`."""
     wanted = config.run.clients
     if wanted > len(names):
-        raise ProgramError(
-            f"--clients {wanted}: {config.data_root} has {_plural(len(names), 'shard')}",
-            ExitCode.USAGE,
-        )
+        shards = plural(len(names), "shard")
+        raise usage_error(f"--clients {wanted}: {config.data_root} has {shards}")
     if not wanted and len(names) > MAX_UNASKED_CLIENTS:
-        raise ProgramError(
+        raise usage_error(
             f"{config.data_root} has {len(names)} shards, such as {names[0]}, and each would be a "
             "client process. Limit them with --clients, such as --clients 8. If all of them "
-            "belong to one site, name the folder above with --data-root",
-            ExitCode.USAGE,
+            "belong to one site, name the folder above with --data-root"
         )
     return names[: wanted or None]
 
@@ -126,7 +103,7 @@ def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
     try:
         run.validate()
     except SettingsError as error:
-        raise ProgramError(str(error), ExitCode.USAGE) from error
+        raise usage_error(str(error)) from error
     return run
 
 
@@ -136,21 +113,13 @@ def _check_inputs(config: RehearseConfig) -> None:
     if task and not task.is_file():
         raise ProgramError(f"there is no task file {task}", ExitCode.BAD_DATA)
     if not config.data_root.is_dir():
-        raise ProgramError(
-            f"there is no folder {config.data_root}: name the folder of your shards with "
-            f"--data-root, or {MAKE_SHARDS}",
-            ExitCode.BAD_DATA,
-        )
-    for flag, path in (
-        ("--data-root", config.data_root),
-        ("--task", task),
-        ("--init", config.init),
-    ):
+        text = f"there is no folder {config.data_root}: name the folder of your shards with"
+        raise ProgramError(f"{text} --data-root, or {MAKE_SHARDS}", ExitCode.BAD_DATA)
+    inputs = {"--data-root": config.data_root, "--task": task, "--init": config.init}
+    for flag, path in inputs.items():
         if path and path.resolve().is_relative_to(config.out.resolve()):
-            raise ProgramError(
-                f"{flag} {path} lies in --out {config.out}, which is replaced: "
-                "choose another --out",
-                ExitCode.USAGE,
+            raise usage_error(
+                f"{flag} {path} lies in --out {config.out}, which is replaced: choose another --out"
             )
 
 
@@ -158,18 +127,13 @@ def _announcement(config: RehearseConfig, names: Sequence[str]) -> str:
     ids = client_ids(names)
     called = [name if name == ids[name] else f"{name} as {ids[name]}" for name in names]
     shown = ", ".join(called[:3]) + (", …" if len(names) > 3 else "")
-    text = f"{_plural(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
+    text = f"{plural(len(names), 'client')} ({shown}) and a coordinator, task {config.task}"
     if len(names) > MAX_UNASKED_CLIENTS:
         text += f"; {len(names)} processes of torch need about {0.35 * len(names):.0f} GB of memory"
     return text
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
-
-
 def _flags(run: RunSettings) -> list[str]:
-    """Return the flags of ssfl-coordinator for these settings."""
     flags = []
     for field_ in fields(run):
         value, flag = getattr(run, field_.name), "--" + field_.name.replace("_", "-")
@@ -178,7 +142,3 @@ def _flags(run: RunSettings) -> list[str]:
         else:
             flags += [flag, str(value)]
     return flags
-
-
-def _absolute(task: str) -> str:
-    return str(Path(task).absolute()) if task.endswith(".py") else task

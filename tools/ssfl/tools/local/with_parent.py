@@ -1,8 +1,7 @@
 """Run a module as a program that ends with its parent, however the parent ends, on Linux.
 
-Usage: `python -m ssfl.tools.local.with_parent PARENT MODULE FLAGS…`. The kernel sends the signal,
-because a killed parent cannot. A function between fork and exec would also work, but it is not
-safe in a parent with threads.
+The kernel sends the signal, because a killed parent cannot. A function between fork and exec would
+also work, but it is not safe in a parent with threads.
 """
 
 import ctypes
@@ -20,6 +19,11 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(128 + signal.SIGKILL)
+
+
+def with_parent() -> list[str]:
+    """Return the start of a command; a module and its flags follow."""
+    return [sys.executable, "-m", "ssfl.tools.local.with_parent", str(os.getpid())]
 
 
 def main() -> None:

@@ -9,17 +9,16 @@ from typing import Any
 from rich.table import Table
 
 from ssfl.datasets.errors import ShardError
-from ssfl.datasets.shards.shard_file import Shard, find_shard, shard_names
+from ssfl.datasets.shards.shard_file import find_shard, shard_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode
 from ssfl.program.model_io.stored_model import StoredModel
 from ssfl.server.run.quality import accuracies
 from ssfl.tools.model.build import learning_errors
 from ssfl.tools.model.folder import read_model
 from ssfl.tools.model.network import build_network, task_of
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, right
 
 SPLITS = {"test": "test", "validation": "val", "train": "train"}  # by flag: the name in a Shard
 ALL = "all"
@@ -62,7 +61,7 @@ class EvaluateConfig:
         return [find_shard(name, self.data_root) for name in names]
 
 
-def evaluate(argv: Sequence[str]) -> int:
+def evaluate(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(EvaluateConfig, argv, None, "ssfl model evaluate", DESCRIPTION)
     final = read_model(config.model)
@@ -74,7 +73,6 @@ def evaluate(argv: Sequence[str]) -> int:
         print(json.dumps({**model, "split": config.split, **summary, "shards": rows}, indent=1))
     else:
         console().print(_table(config.split, rows, summary))
-    return int(ExitCode.DONE)
 
 
 def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
@@ -90,8 +88,9 @@ def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
     for path in paths:
         shard = task.load_shard(path)
         model = build_network(final, task, shard, device)
+        x, y = (getattr(shard, f"{SPLITS[config.split]}_{part}") for part in "xy")
         with working_on(device):
-            tested = test(model, task, _with_split(shard, config.split))
+            tested = test(model, task, replace(shard, test_x=x, test_y=y))
         rows.append({"shard": path.name.removesuffix(".npz"), "evaluation": asdict(tested)})
     if not any(row["evaluation"]["total"] for row in rows):
         raise ShardError(
@@ -101,18 +100,10 @@ def _test(config: EvaluateConfig, final: StoredModel) -> list[dict[str, Any]]:
     return rows
 
 
-def _with_split(shard: Shard, split: str) -> Shard:
-    """Return the shard with the samples of a split as its test samples."""
-    x, y = (getattr(shard, f"{SPLITS[split]}_{part}") for part in "xy")
-    return replace(shard, test_x=x, test_y=y)
-
-
 def _table(split: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> Table:
-    table = Table()
     metrics = list(summary["metrics"])
-    table.add_column("shard")
-    for column in (f"{split} samples", "accuracy", "loss", *metrics):
-        table.add_column(column, justify="right")
+    numbers = (f"{split} samples", "accuracy", "loss", *metrics)
+    table = Table("shard", *map(right, numbers))
     for row in rows:
         tested = row["evaluation"]
         single = accuracies([tested])

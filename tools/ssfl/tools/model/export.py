@@ -53,7 +53,7 @@ class ExportConfig:
                 raise SettingsError(f"{flag} is for --format onnx; {self.format} does not need it")
 
 
-def export(argv: Sequence[str]) -> int:
+def export(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(ExportConfig, argv, None, "ssfl model export", DESCRIPTION)
     if config.out.is_dir():
@@ -67,18 +67,13 @@ def export(argv: Sequence[str]) -> int:
         config.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(config.out, data)
     except OSError as error:
-        raise ProgramError(
-            f"cannot write {config.out}, {len(data) / 1e6:.2f} MB: {error.strerror}",
-            ExitCode.BAD_DATA,
-        ) from error
-    mask, dense = final.mask, 4 * final.manifest.size
-    print(
-        f"written to {config.out}: {len(data) / 1e6:.3f} MB (dense float32: {dense / 1e6:.3f} MB)"
-    )
+        text = f"cannot write {config.out}, {len(data) / 1e6:.2f} MB: {error.strerror}"
+        raise ProgramError(text, ExitCode.BAD_DATA) from error
+    mask, dense = final.mask, f"dense float32: {4 * final.manifest.size / 1e6:.3f} MB"
+    print(f"written to {config.out}: {len(data) / 1e6:.3f} MB ({dense})")
     density = 100 * mask.num_kept / mask.size
     print(f"{mask.num_kept:,} of {mask.size:,} weights kept: density {density:.2f} %")
     print(f"\n{how}")
-    return int(ExitCode.DONE)
 
 
 def _safetensors(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:

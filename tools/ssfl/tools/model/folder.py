@@ -1,7 +1,6 @@
-"""Finds and reads the final model of a run, and checks its digests.
+"""Finds and reads the final model of a run, a folder or one safetensors file; checks its digests.
 
-A model is a folder of a finished run (contents: `ssfl.program.model_io.safetensors_model`) or one
-safetensors file (contents: `ssfl.program.model_io.stored_model`).
+The contents are described in `ssfl.program.model_io`.
 """
 
 from itertools import islice
@@ -18,8 +17,7 @@ WHERE_MODELS_ARE = (
     f"a finished run leaves {MODEL}, {MANIFEST} and {MASK} in runs/<run>/coordinator/ and, at "
     "every site, in runs/<run>/<client>/"
 )
-SHOWN = 12  # models listed before "…"
-_RUNS = Path("runs")
+SHOWN = 12  # folders listed before "…"
 
 
 def read_model(where: Path) -> StoredModel:
@@ -45,10 +43,12 @@ def _find(where: Path) -> Path:
 
 def _nearby(where: Path) -> str:
     """Return a list of models in the folder that was named, or else in runs/."""
-    for folder in (where, _RUNS):
-        below = (file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{MODEL}"))
-        found = [str(file.parent) for file in islice(below, SHOWN + 1)]
-        if found:
-            more = " …" if len(found) > SHOWN else ""
-            return f"; models are in {', '.join(sorted(found)[:SHOWN])}{more}"
-    return ""
+    return folders_with("models", where, MODEL, 2) or folders_with("models", Path("runs"), MODEL, 2)
+
+
+def folders_with(what: str, root: Path, name: str, depth: int) -> str:
+    """Return where `what` are: the folders with a file of this name, 1 to `depth` below `root`."""
+    below = (file for levels in range(1, depth + 1) for file in root.glob("*/" * levels + name))
+    found = sorted(str(file.parent) for file in islice(below, SHOWN + 1))
+    more = " …" if len(found) > SHOWN else ""
+    return f"; {what} are in {', '.join(found[:SHOWN])}{more}" if found else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ssfl.datasets.wording import join_names
 from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.model_state import values_digest
@@ -16,26 +17,16 @@ from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.model_io.safetensors_model import write_initial
-from ssfl.tools.model.build import (
-    learning_errors,
-    load_data,
-    parse_shape,
-    placeholder_shard,
-    run_settings,
-    same_as_run,
-)
-from ssfl.tools.terminal import console
+from ssfl.tools.model import build
+from ssfl.tools.terminal import console, right
 
 if TYPE_CHECKING:
-    from ssfl.datasets.shards.shard_file import Shard
-    from ssfl.learning.load_task import LoadedTask
     from ssfl.learning.pretrained import CopiedWeights
 
 DESCRIPTION = (
     "Builds a task's model and writes its manifest and initial weights into one file for "
     "ssfl-coordinator --init FILE. Without such a file, the first client describes the model."
 )
-SHOWN = 12  # names listed before "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +46,9 @@ class InitConfig:
     partial: bool = setting(
         False, "with --weights: initialize tensors that do not fit from the seed"
     )
-    model: str = same_as_run("model")
-    norm: str = same_as_run("norm")
-    width: int = same_as_run("width")
+    model: str = build.same_as_run("model")
+    norm: str = build.same_as_run("norm")
+    width: int = build.same_as_run("width")
     seed: int = setting(0, "seed of the run", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
     overwrite: bool = setting(False, "replace the file if it exists")
@@ -70,21 +61,21 @@ class InitConfig:
             raise SettingsError(f"--out: {self.out} is not a file")
         if self.classes == 1:
             raise SettingsError("--classes must be 2 or more, or 0 if the targets are numbers")
-        if self.input and not math.prod(parse_shape(self.input)):
+        if self.input and not math.prod(build.parse_shape(self.input)):
             raise SettingsError(f"--input {self.input} has no values")
         if self.input and self.data:
             raise SettingsError("--input replaces --data: give only one of them")
-        if self.input and math.prod(parse_shape(self.input)) > MAX_PARAMETERS:
+        if self.input and math.prod(build.parse_shape(self.input)) > MAX_PARAMETERS:
             raise SettingsError(f"--input {self.input} has more than {MAX_PARAMETERS} values")
         if self.partial and not self.weights:
             raise SettingsError("--partial needs --weights")
 
 
-def init(argv: Sequence[str]) -> int:
+def init(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(InitConfig, argv, None, "ssfl init", DESCRIPTION)
     screen = console()
-    with learning_errors():
+    with build.learning_errors():
         manifest, digest, taken = _write(config)
     screen.print("  ".join(f"{name} {value}" for name, value in manifest.model.items()))
     screen.print(_table(manifest))
@@ -99,7 +90,6 @@ def init(argv: Sequence[str]) -> int:
         screen.print(f"the weights are sent once to every client: {size:.2f} MB")
     screen.print(f"manifest {manifest.digest.hex()[:12]}, weights {digest.hex()[:12]}")
     screen.print(f"written to {config.out}; start the run with: {begin}", soft_wrap=True)
-    return int(ExitCode.DONE)
 
 
 def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]:
@@ -109,9 +99,12 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
     from ssfl.learning.pretrained import copy_weights, read_weights
 
     task = load_task(config.task)
-    shard = _shard(config, task)
-    model = task.build_model(run_settings(config), shard)
-    description = task.description(run_settings(config), shard)
+    if config.input:
+        shard = build.placeholder_shard(build.parse_shape(config.input), config.classes)
+    else:
+        shard = build.load_data(task, config.data, config.data_root)
+    model = task.build_model(build.run_settings(config), shard)
+    description = task.description(build.run_settings(config), shard)
     manifest = manifest_of(model, description, own_weights=task.own_weights)
     write_vector(model, manifest, initial_weights(model, manifest, config.seed))
     taken = None
@@ -128,23 +121,15 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
     return manifest, values_digest(vector), taken
 
 
-def _shard(config: InitConfig, task: "LoadedTask") -> "Shard":
-    if config.input:
-        return placeholder_shard(parse_shape(config.input), config.classes)
-    return load_data(task, config.data, config.data_root)
-
-
 def _check(config: InitConfig, taken: "CopiedWeights") -> None:
     unused = _sentences(taken)
     if not taken.used:
-        raise ProgramError(
-            f"no tensor of {config.weights} fits the model: {_listed(unused)}",
-            ExitCode.BAD_DATA,
-        )
+        text = f"no tensor of {config.weights} fits the model: {join_names(unused)}"
+        raise ProgramError(text, ExitCode.BAD_DATA)
     absent = [f"{name} is not in the file" for name in taken.missing if name not in taken.unused]
     if (absent or unused) and not config.partial:
         raise ProgramError(
-            f"{config.weights} does not fit the model: {_listed([*unused, *absent])}. Use "
+            f"{config.weights} does not fit the model: {join_names([*unused, *absent])}. Use "
             "--partial to take what fits and start the rest from the seed",
             ExitCode.BAD_DATA,
         )
@@ -153,18 +138,13 @@ def _check(config: InitConfig, taken: "CopiedWeights") -> None:
 def _weights_used(config: InitConfig, taken: "CopiedWeights") -> Iterator[str]:
     yield f"{len(taken.used)} tensors from {config.weights}"
     if taken.missing:
-        yield f"{len(taken.missing)} start from the seed: {_listed(taken.missing)}"
+        yield f"{len(taken.missing)} start from the seed: {join_names(taken.missing)}"
     if taken.unused:
-        yield f"{len(taken.unused)} of the file are not used: {_listed(_sentences(taken))}"
+        yield f"{len(taken.unused)} of the file are not used: {join_names(_sentences(taken))}"
 
 
 def _sentences(taken: "CopiedWeights") -> list[str]:
     return [f"{name} is {what}" for name, what in taken.unused.items()]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" … ({len(names)} in all)" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _table(manifest: Manifest) -> Table:
@@ -172,9 +152,7 @@ def _table(manifest: Manifest) -> Table:
     for tensor in manifest.tensors:
         tensors[tensor.role.value] += 1
         values[tensor.role.value] += tensor.size
-    table = Table()
-    for column in ("role", "tensors", "values"):
-        table.add_column(column, justify="left" if column == "role" else "right")
+    table = Table("role", right("tensors"), right("values"))
     for role, count in tensors.items():
         table.add_row(role, str(count), f"{values[role]:,}")
     return table

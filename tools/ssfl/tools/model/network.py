@@ -30,18 +30,14 @@ def task_of(final: StoredModel, spec: str) -> "LoadedTask":
     from ssfl.learning.load_task import BUILT_IN, IMAGE, load_task
 
     name = final.manifest.model.get("task", IMAGE)
-    if not spec and name not in list(
-        BUILT_IN
-    ):  # a list, since a name from a file may be unhashable
+    if not spec and name not in list(BUILT_IN):  # a name from a file may be unhashable
         raise usage_error(
             f"the model belongs to the task {name}: give its file, --task path/to/{name}.py"
         )
     task = load_task(spec or name)
     if task.name != name:
-        raise ProgramError(
-            f"the model belongs to the task {name}, but --task {spec} is the task {task.name}",
-            ExitCode.BAD_DATA,
-        )
+        text = f"the model belongs to the task {name}, but --task {spec} is the task {task.name}"
+        raise ProgramError(text, ExitCode.BAD_DATA)
     return task
 
 
@@ -56,9 +52,7 @@ def build_network(
 
     settings = _settings(final)
     if task.name in BUILT_IN:
-        with torch.device(
-            "meta"
-        ):  # shapes only, so that a model that is too large is refused first
+        with torch.device("meta"):  # shapes only: a model that is too large is refused first
             _check(final, task, settings, shard, task.build_model(settings, shard))
     model = task.build_model(settings, shard)
     _check(final, task, settings, shard, model)
@@ -77,9 +71,8 @@ def shard_of_zeros(final: StoredModel) -> Shard:
     shard = placeholder_shard(tuple(sizes), classes)
     if classes or final.manifest.model.get("task") != "table":
         return shard
-    targets = np.zeros(
-        (1, final.manifest.tensors[-1].size), dtype=np.float32
-    )  # the size of the last layer
+    last_layer = final.manifest.tensors[-1].size
+    targets = np.zeros((1, last_layer), dtype=np.float32)
     return replace(shard, train_y=targets, val_y=targets[:0], test_y=targets[:0])
 
 
@@ -113,10 +106,8 @@ def _check(
     from ssfl.learning.describe import manifest_of
 
     built = manifest_of(model, task.description(settings, shard))
-    wrong = final.manifest.first_difference(
-        built, rules=False
-    )  # the initialization does not matter any more
-    if wrong:
+    # The rules of initialization do not matter any more.
+    if wrong := final.manifest.first_difference(built, rules=False):
         raise ModelFileError(
             f"the network of the task {task.name} on these data differs from that of {final.path}: "
             f"{wrong}{_hint(final)}"

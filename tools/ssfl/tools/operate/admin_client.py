@@ -1,12 +1,12 @@
 """Calls to a coordinator's admin port."""
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from ssfl.client.connection import channel_to
-from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.program.printable import printable
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
@@ -29,45 +29,17 @@ class AdminClient:
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def status(self) -> pb.GetStatusResponse:
-        response: pb.GetStatusResponse = self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        response: pb.GetStatusResponse = self.call("GetStatus")
         return response
-
-    def history_json(self) -> str:
-        response = self._call(self._stub.GetHistory, pb.GetHistoryRequest())
-        return str(response.history_json)
-
-    def start(self) -> pb.StartRunResponse:
-        response: pb.StartRunResponse = self._call(self._stub.StartRun, pb.StartRunRequest())
-        return response
-
-    def pause(self) -> pb.PauseRunResponse:
-        response: pb.PauseRunResponse = self._call(self._stub.PauseRun, pb.PauseRunRequest())
-        return response
-
-    def resume(self) -> bool:
-        """Resume the run; return True if it was paused."""
-        return bool(self._call(self._stub.ResumeRun, pb.ResumeRunRequest()).was_paused)
-
-    def refresh_mask(self) -> pb.RefreshMaskResponse:
-        response: pb.RefreshMaskResponse = self._call(
-            self._stub.RefreshMask, pb.RefreshMaskRequest()
-        )
-        return response
-
-    def remove(self, client_id: str, *, readmit: bool) -> pb.RemoveClientResponse:
-        request = pb.RemoveClientRequest(client_id=client_id, readmit=readmit)
-        response: pb.RemoveClientResponse = self._call(self._stub.RemoveClient, request)
-        return response
-
-    def stop(self) -> None:
-        self._call(self._stub.StopRun, pb.StopRunRequest())
 
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, rpc: Callable[..., Any], request: Any) -> Any:
+    def call(self, name: str, **fields: Any) -> Any:
+        """Return the answer of a call of AdminService; raise ProgramError if it fails."""
+        request = getattr(pb, f"{name}Request")(**fields)
         try:
-            return rpc(request, timeout=TIMEOUT_S)
+            return getattr(self._stub, name)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             match error.code():
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -77,7 +49,7 @@ class AdminClient:
                 case grpc.StatusCode.UNIMPLEMENTED:
                     failure = self._unimplemented()
                 case _:
-                    text = f"the coordinator refused: {_details(error)}"
+                    text = f"the coordinator refused: {details_of(error)}"
                     failure = ProgramError(text, ExitCode.REFUSED)
             raise failure from error
 
@@ -100,33 +72,28 @@ class AdminClient:
             return ProgramError(finding.text, ExitCode.REFUSED)
         return ProgramError(
             f"no coordinator answers on its admin port {self.address} "
-            f"(--admin; it prints the port when it starts): {_details(error)}",
+            f"(--admin; it prints the port when it starts): {details_of(error)}",
             ExitCode.UNREACHABLE,
         )
 
     def _unimplemented(self) -> ProgramError:
         """Return the error for an unknown call: a wrong port, or an earlier version."""
         if self._status_now() is not None:
-            return ProgramError(
-                "the coordinator has an earlier version that does not know this command",
-                ExitCode.REFUSED,
-            )
-        return ProgramError(
+            text = "the coordinator has an earlier version that does not know this command"
+            return ProgramError(text, ExitCode.REFUSED)
+        return usage_error(
             f"--admin: {self.address} is not an admin port; it may be the port for clients. The "
-            "coordinator prints both when it starts",
-            ExitCode.USAGE,
+            "coordinator prints both when it starts"
         )
 
     def _status_now(self) -> pb.GetStatusResponse | None:
         """Return the status, which the coordinator answers from memory; None if it fails."""
-        try:
-            status: pb.GetStatusResponse = self._stub.GetStatus(
-                pb.GetStatusRequest(), timeout=STATUS_TIMEOUT_S
-            )
-        except grpc.RpcError:
-            return None
+        status: pb.GetStatusResponse | None = None
+        with suppress(grpc.RpcError):
+            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
         return status
 
 
-def _details(error: grpc.RpcError) -> str:
+def details_of(error: grpc.RpcError) -> str:
+    """Return the reason of a failed call without control characters."""
     return printable(error.details() or error.code().name.lower())

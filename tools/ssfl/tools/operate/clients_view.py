@@ -1,18 +1,18 @@
 """The table of `ssfl clients`: clients in trouble first, then clients that the run waits for.
 
-The order is: clients that a stalled run waits for, lost clients, clients with refusals, working
-clients (least done first), waiting clients, clients that have reported, and clients that have left
-or were removed. Names come from the sites, so they are shown as text, never as markup.
+The order is: clients that a stalled run waits for, lost clients, clients with refusals, then by
+state as in STATES. Names come from the sites, so they are shown as text, never as markup.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from ssfl.tools.operate.screen import STATE_STYLE
+from ssfl.tools.terminal import plain_table
 from ssfl.v1 import admin_pb2 as pb
 
 MAX_SHOWN = 40
@@ -31,7 +31,7 @@ def clients_document(status: pb.GetStatusResponse) -> dict[str, Any]:
         "run_id": status.run_id,
         "phase": status.phase,
         "waiting_for": status.waiting_for,
-        "counts": _counts(status),
+        "counts": _counts(status.clients),
         "clients": [
             {
                 "client_id": client.client_id,
@@ -52,21 +52,15 @@ def clients_document(status: pb.GetStatusResponse) -> dict[str, Any]:
 def clients_view(
     status: pb.GetStatusResponse, *, show_all: bool = False, width: int = WIDE
 ) -> Group:
-    """Return the table, cut after MAX_SHOWN rows unless `show_all` is set.
-
-    Empty columns are left out, and on a narrow terminal those of HIDDEN_IF_NARROW. Names are never
-    cut.
-    """
+    """Return the table, cut after MAX_SHOWN rows unless `show_all` is set; names are never cut."""
     ordered, refused, missing = _ordered(status), _refused(status), _missing(status)
-    counts = ", ".join(f"{count} {state}" for state, count in _counts(status).items() if count)
+    counts = _format_counts(ordered)
     head = Text(f"run {status.run_id}   {status.phase}   {len(ordered)} clients")
     head.append(f": {counts}" if counts else "")
     shown = ordered if show_all else ordered[:MAX_SHOWN]
     cells = {
         "client": [Text(client.client_id) for client in shown],
-        "state": [
-            _format_state(client, is_missing=client.client_id in missing) for client in shown
-        ],
+        "state": [_format_state(client, client.client_id in missing) for client in shown],
         "samples": [Text(f"{client.num_samples:,}") for client in shown],
         "last seen": [Text(_ago(client.last_seen_s)) for client in shown],
         "work": [Text(_progress(client)) for client in shown],
@@ -74,7 +68,7 @@ def clients_view(
     }
     hidden = HIDDEN_IF_NARROW if width < WIDE else ()
     kept = {name: column for name, column in cells.items() if any(column) and name not in hidden}
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = plain_table()
     longest = max((len(client.client_id) for client in shown), default=0)
     for name in kept:
         table.add_column(
@@ -86,11 +80,21 @@ def clients_view(
         )
     for row in zip(*kept.values(), strict=True):
         table.add_row(*row)
-    rest = [_hidden_note(ordered[len(shown) :])] if len(ordered) > len(shown) else []
-    return Group(head, table, *rest, *_refused_others(status, refused), *_waiting_line(status))
+    lines = []
+    if rest := ordered[len(shown) :]:
+        note = f"… {len(rest)} more: {_format_counts(rest)} (--all shows them)"
+        lines.append(Text(note, style="dim"))
+    others = [name for name in refused if name not in {client.client_id for client in ordered}]
+    if others:
+        text = "; ".join(f"{name} {_format_reasons(refused[name])}" for name in others[:8])
+        more = f" and {len(others) - 8} more (--json has all)" if len(others) > 8 else ""
+        lines.append(Text(f"refused, not joined: {text}{more}", style="yellow"))
+    if status.waiting_for:
+        lines.append(Text(f"waiting for {status.waiting_for}"))
+    return Group(head, table, *lines)
 
 
-def _format_state(client: pb.ClientStatus, *, is_missing: bool) -> Text:
+def _format_state(client: pb.ClientStatus, is_missing: bool) -> Text:
     state = Text(client.state, style=STATE_STYLE.get(client.state, ""))
     return state.append(" (waited for)" if is_missing else "")
 
@@ -103,10 +107,10 @@ def _ordered(status: pb.GetStatusResponse) -> list[pb.ClientStatus]:
         trouble = 0 if client.client_id in missing else 1 if client.state == "lost" else 3
         if trouble == 3 and client.client_id in refused and not gone:
             trouble = 2
-        done = client.steps_done / client.steps_all if client.steps_all else 0.0
-        is_working = client.state == "working"
+        is_working = client.state == "working" and client.steps_all
+        done = client.steps_done / client.steps_all if is_working else 0.0
         state = STATES.index(client.state) if client.state in STATES else 0
-        return (trouble, state, done if is_working else 0.0, -client.last_seen_s, client.client_id)
+        return trouble, state, done, -client.last_seen_s, client.client_id
 
     return sorted(status.clients, key=rank)
 
@@ -116,15 +120,19 @@ def _missing(status: pb.GetStatusResponse) -> set[str]:
 
 
 def _refused(status: pb.GetStatusResponse) -> Refused:
-    refused: Refused = defaultdict(dict)
+    refused: Refused = {}
     for refusal in status.refusals:
-        refused[refusal.client_id][refusal.reason] = refusal.count
-    return dict(refused)
+        refused.setdefault(refusal.client_id, {})[refusal.reason] = refusal.count
+    return refused
 
 
-def _counts(status: pb.GetStatusResponse) -> dict[str, int]:
-    counts = Counter(client.state for client in status.clients)
+def _counts(clients: Iterable[pb.ClientStatus]) -> dict[str, int]:
+    counts = Counter(client.state for client in clients)
     return {state: counts[state] for state in STATES}
+
+
+def _format_counts(clients: Iterable[pb.ClientStatus]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in _counts(clients).items() if count)
 
 
 def _progress(client: pb.ClientStatus) -> str:
@@ -147,24 +155,3 @@ def _ago(seconds: float) -> str:
 def _format_reasons(reasons: dict[str, int]) -> str:
     by_count = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{reason} {count}" for reason, count in by_count)
-
-
-def _hidden_note(rest: list[pb.ClientStatus]) -> Text:
-    counts = Counter(client.state for client in rest)
-    text = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    return Text(f"… {len(rest)} more: {text} (--all shows them)", style="dim")
-
-
-def _refused_others(status: pb.GetStatusResponse, refused: Refused) -> list[Text]:
-    """Return a line with the refused clients that have not joined, if there are any."""
-    known = {client.client_id for client in status.clients}
-    names = [name for name in refused if name not in known]
-    if not names:
-        return []
-    shown = "; ".join(f"{name} {_format_reasons(refused[name])}" for name in names[:8])
-    more = f" and {len(names) - 8} more (--json has all)" if len(names) > 8 else ""
-    return [Text(f"refused, not joined: {shown}{more}", style="yellow")]
-
-
-def _waiting_line(status: pb.GetStatusResponse) -> list[Text]:
-    return [Text(f"waiting for {status.waiting_for}")] if status.waiting_for else []

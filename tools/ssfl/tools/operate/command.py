@@ -1,7 +1,6 @@
 """`ssfl status`, `clients`, `start`, `pause`, `resume`, `refresh-mask`, `remove`, `stop`.
 
-These are the commands of an operator. With `--json` each prints one JSON object. Errors are printed
-on stderr and set the exit code.
+With `--json` each prints one JSON object. Errors are printed on stderr and set the exit code.
 """
 
 import json
@@ -10,20 +9,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ssfl.client.config import CLIENT_ID
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.addresses import split
-from ssfl.program.exits import ExitCode
 from ssfl.tools.operate.clients_view import clients_document, clients_view
 from ssfl.tools.operate.screen import status_view
 from ssfl.tools.terminal import console
 
 if TYPE_CHECKING:
     from ssfl.tools.operate.admin_client import AdminClient
+    from ssfl.v1 import admin_pb2 as pb
+
+Config = TypeVar("Config", bound="OperateConfig")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,92 +81,78 @@ class RemoveConfig(OperateConfig):
             )
 
 
-def status(argv: Sequence[str]) -> int:
+def status(argv: Sequence[str]) -> None:
     """Show the state of the run."""
-    config = _load(argv, "ssfl status", "Shows the state of a run and of its clients.")
+    config = _load(OperateConfig, argv, "status", "Shows the state of a run and of its clients.")
     answer = _coordinator(config).status()
     if config.json:
         print(json.dumps(plain_document(answer), indent=2))
     else:
         console().print(status_view(answer))
-    return int(ExitCode.DONE)
 
 
-def clients(argv: Sequence[str]) -> int:
+def clients(argv: Sequence[str]) -> None:
     """Show every client, those in trouble first."""
-    config = settings.load(
-        ClientsConfig, argv, _environ(), "ssfl clients",
-        "Shows every client of a run: clients in trouble first, then clients it waits for.",
-    )  # fmt: skip
+    text = "Shows every client of a run: clients in trouble first, then clients it waits for."
+    config = _load(ClientsConfig, argv, "clients", text)
     answer = _coordinator(config).status()
     if config.json:
         print(json.dumps(clients_document(answer), indent=2))
     else:
         shown = console()
         shown.print(clients_view(answer, show_all=config.all, width=shown.width))
-    return int(ExitCode.DONE)
 
 
-def start(argv: Sequence[str]) -> int:
+def start(argv: Sequence[str]) -> None:
     """Start the run with the clients that have joined."""
-    config = _load(argv, "ssfl start", "Starts the run with the clients that have joined.")
-    answer = _coordinator(config).start()
+    text = "Starts the run with the clients that have joined."
+    config = _load(OperateConfig, argv, "start", text)
+    answer: pb.StartRunResponse = _coordinator(config).call("StartRun")
     document = {"num_clients": answer.num_clients, "was_started": answer.was_started}
     now = "the run had already started" if answer.was_started else "started"
-    _print_answer(config, json.dumps(document), f"{now} with {answer.num_clients} clients")
-    return int(ExitCode.DONE)
+    _print_answer(config, document, f"{now} with {answer.num_clients} clients")
 
 
-def pause(argv: Sequence[str]) -> int:
+def pause(argv: Sequence[str]) -> None:
     """Finish the current step, then start no other."""
-    config = _load(
-        argv, "ssfl pause",
+    text = (
         "Pauses the run. The current step finishes and counts; if too few clients are here for it, "
         "it is repeated later. No other step starts until `ssfl resume`, even if the "
-        "coordinator restarts.",
-    )  # fmt: skip
-    answer = _coordinator(config).pause()
+        "coordinator restarts."
+    )
+    config = _load(OperateConfig, argv, "pause", text)
+    answer: pb.PauseRunResponse = _coordinator(config).call("PauseRun")
     document = {"paused": True, "was_paused": answer.was_paused, "rounds_done": answer.rounds_done}
     now = "the run was already paused" if answer.was_paused else "the run is paused"
     then = "the current step finishes, then no step starts until `ssfl resume`"
-    text = f"{now}: {then}; {answer.rounds_done} rounds are done"
-    _print_answer(config, json.dumps(document), text)
-    return int(ExitCode.DONE)
+    _print_answer(config, document, f"{now}: {then}; {answer.rounds_done} rounds are done")
 
 
-def resume(argv: Sequence[str]) -> int:
+def resume(argv: Sequence[str]) -> None:
     """Resume a paused run."""
-    config = _load(argv, "ssfl resume", "Resumes a paused run where it stopped.")
-    was_paused = _coordinator(config).resume()
-    _print_answer(
-        config,
-        json.dumps({"paused": False, "was_paused": was_paused}),
-        "the run is resumed" if was_paused else "the run was not paused: nothing to do",
-    )
-    return int(ExitCode.DONE)
+    config = _load(OperateConfig, argv, "resume", "Resumes a paused run where it stopped.")
+    answer: pb.ResumeRunResponse = _coordinator(config).call("ResumeRun")
+    was_paused = answer.was_paused
+    done = "the run is resumed" if was_paused else "the run was not paused: nothing to do"
+    _print_answer(config, {"paused": False, "was_paused": was_paused}, done)
 
 
-def refresh_mask(argv: Sequence[str]) -> int:
+def refresh_mask(argv: Sequence[str]) -> None:
     """Refresh the mask before the next round."""
-    config = _load(
-        argv, "ssfl refresh-mask", "Refreshes the mask: all clients score before the next round."
-    )
-    answer = _coordinator(config).refresh_mask()
+    text = "Refreshes the mask: all clients score before the next round."
+    config = _load(OperateConfig, argv, "refresh-mask", text)
+    answer: pb.RefreshMaskResponse = _coordinator(config).call("RefreshMask")
     epoch, rounds = answer.mask_epoch, answer.rounds_done
-    _print_answer(
-        config,
-        f'{{"mask_epoch": {epoch}, "rounds_done": {rounds}}}',
-        f"mask {epoch} will be refreshed before the next round; {rounds} rounds are done",
-    )
-    return int(ExitCode.DONE)
+    done = f"mask {epoch} will be refreshed before the next round; {rounds} rounds are done"
+    _print_answer(config, {"mask_epoch": epoch, "rounds_done": rounds}, done)
 
 
-def remove(argv: Sequence[str]) -> int:
+def remove(argv: Sequence[str]) -> None:
     """Refuse a site from now on; its earlier updates still count."""
-    config = settings.load(
-        RemoveConfig, argv, _environ(), "ssfl remove", "Refuses a site from now on."
+    config = _load(RemoveConfig, argv, "remove", "Refuses a site from now on.")
+    answer: pb.RemoveClientResponse = _coordinator(config).call(
+        "RemoveClient", client_id=config.site, readmit=config.readmit
     )
-    answer = _coordinator(config).remove(config.site, readmit=config.readmit)
     done = "may join again" if config.readmit else "is removed and will be refused"
     if config.readmit and not answer.was_removed:
         done = "was not removed: nothing to do"
@@ -178,20 +165,16 @@ def remove(argv: Sequence[str]) -> int:
         "site": config.site, "removed": not config.readmit, "was_member": answer.was_member,
         "was_removed": answer.was_removed,
     }  # fmt: skip
-    _print_answer(config, json.dumps(document), f"{config.site} {done}{known}")
-    return int(ExitCode.DONE)
+    _print_answer(config, document, f"{config.site} {done}{known}")
 
 
-def stop(argv: Sequence[str]) -> int:
+def stop(argv: Sequence[str]) -> None:
     """End the run; the last committed model becomes the final one."""
-    config = _load(argv, "ssfl stop", "Ends the run; every site gets the last committed model.")
-    _coordinator(config).stop()
-    _print_answer(
-        config,
-        '{"stopped": true}',
-        "the run is ending; every site gets the last committed model, if there is one",
-    )
-    return int(ExitCode.DONE)
+    text = "Ends the run; every site gets the last committed model."
+    config = _load(OperateConfig, argv, "stop", text)
+    _coordinator(config).call("StopRun")
+    done = "the run is ending; every site gets the last committed model, if there is one"
+    _print_answer(config, {"stopped": True}, done)
 
 
 def plain_document(message: Any) -> dict[str, Any]:
@@ -215,14 +198,10 @@ def _plain_value(field: Any, value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _load(argv: Sequence[str], prog: str, description: str) -> OperateConfig:
-    return settings.load(OperateConfig, argv, _environ(), prog, description)
-
-
-def _environ() -> dict[str, str]:
-    names = set(settings.setting_names(OperateConfig)) - {"json"}
-    ours = {f"SSFL_{name.upper()}" for name in names}
-    return {name: value for name, value in os.environ.items() if name in ours}
+def _load(kind: type[Config], argv: Sequence[str], name: str, description: str) -> Config:
+    ours = {f"SSFL_{option.upper()}" for option in settings.setting_names(OperateConfig)}
+    environ = {key: os.environ[key] for key in ours - {"SSFL_JSON"} if key in os.environ}
+    return settings.load(kind, argv, environ, f"ssfl {name}", description)
 
 
 def _coordinator(config: OperateConfig) -> "AdminClient":
@@ -238,5 +217,5 @@ def _coordinator(config: OperateConfig) -> "AdminClient":
     return AdminClient(config.admin, tls)
 
 
-def _print_answer(config: OperateConfig, as_json: str, as_text: str) -> None:
-    print(as_json if config.json else as_text)
+def _print_answer(config: OperateConfig, document: dict[str, Any], text: str) -> None:
+    print(json.dumps(document) if config.json else text)

@@ -11,16 +11,9 @@ from ssfl.method.errors import DensityError, SettingsError
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, usage_error
+from ssfl.program.exits import usage_error
 from ssfl.server.uploads.encoding_choice import REFERENCE_CODING
-from ssfl.tools.model.build import (
-    learning_errors,
-    load_data,
-    parse_shape,
-    placeholder_shard,
-    run_settings,
-    same_as_run,
-)
+from ssfl.tools.model import build
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan.view import notes, plan_document, plan_table
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
@@ -44,31 +37,31 @@ EXAMPLE = (
 class PlanConfig:
     """The run to predict. Flags of the coordinator have the same meaning here."""
 
-    model: str = same_as_run("model")
-    norm: str = same_as_run("norm")
-    width: int = same_as_run("width")
+    model: str = build.same_as_run("model")
+    norm: str = build.same_as_run("norm")
+    width: int = build.same_as_run("width")
     input: str = setting("", "shape of a sample, such as 3x32x32; not needed with --data")
     classes: int = setting(10, "number of classes; not needed with --data", ge=2)
     task: str = setting("image", "task, as for ssfl-client; all but image need --data")
     data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
     sparsity: str = setting("0.9", "share of weights to prune, or several: 0.5,0.9,0.95")
-    sparsity_schedule: str = same_as_run("sparsity_schedule")
-    warmup_rounds: int = same_as_run("warmup_rounds")
-    refresh_rounds: str = same_as_run("refresh_rounds")
-    refresh_every: int = same_as_run("refresh_every")
+    sparsity_schedule: str = build.same_as_run("sparsity_schedule")
+    warmup_rounds: int = build.same_as_run("warmup_rounds")
+    refresh_rounds: str = build.same_as_run("refresh_rounds")
+    refresh_every: int = build.same_as_run("refresh_every")
     rounds: int = setting(30, "training rounds", ge=1, le=1_000_000)
     clients: int = setting(10, "clients in the federation", ge=1)
-    clients_per_round: int = same_as_run("clients_per_round")
-    client_fraction: float = same_as_run("client_fraction")
-    over_selection: float = same_as_run("over_selection")
-    reproducible: bool = same_as_run("reproducible")
-    evaluate_every: int = same_as_run("evaluate_every")
-    evaluate_last: int = same_as_run("evaluate_last")
-    personalize_epochs: int = same_as_run("personalize_epochs")
-    scores: str = same_as_run("scores")
-    value_type: str = same_as_run("value_type")
-    grid_bits: int = same_as_run("grid_bits")
+    clients_per_round: int = build.same_as_run("clients_per_round")
+    client_fraction: float = build.same_as_run("client_fraction")
+    over_selection: float = build.same_as_run("over_selection")
+    reproducible: bool = build.same_as_run("reproducible")
+    evaluate_every: int = build.same_as_run("evaluate_every")
+    evaluate_last: int = build.same_as_run("evaluate_last")
+    personalize_epochs: int = build.same_as_run("personalize_epochs")
+    scores: str = build.same_as_run("scores")
+    value_type: str = build.same_as_run("value_type")
+    grid_bits: int = build.same_as_run("grid_bits")
     reference_coding: str = setting(
         "auto",
         "encode values against the base that both ends hold (auto: on)",
@@ -80,8 +73,7 @@ class PlanConfig:
     down: str = setting("", "rate from coordinator to client")
     rtt: str = setting("", "round trip, such as 50ms")
     coordinator_link: str = setting(
-        "",
-        "rate of the coordinator's link, shared by its clients; unlimited by default",
+        "", "rate of the coordinator's link, shared by its clients; unlimited by default"
     )
     json: bool = setting(False, "print JSON, in bytes and seconds")
 
@@ -94,7 +86,7 @@ class PlanConfig:
                 "--input is missing: the shape of one sample, for example --input 3x32x32 "
                 "(or name a shard with --data)"
             )
-        if self.input and math.prod(self.input_shape()) > MAX_PARAMETERS:
+        if self.input and math.prod(build.parse_shape(self.input)) > MAX_PARAMETERS:
             raise SettingsError(f"--input {self.input} is more than {MAX_PARAMETERS} values")
         if self.link and (self.up or self.down or self.rtt):
             raise SettingsError("--link stands for --up, --down and --rtt: give one or the other")
@@ -103,18 +95,14 @@ class PlanConfig:
             raise SettingsError("--up, --down and --rtt belong together: give all three")
         if self.coordinator_link and not (self.link or self.up):
             raise SettingsError("--coordinator-link needs the clients' links, too: give --link")
-        if self.clients_per_round > self.clients:
+        if (wanted := self.clients_per_round) > self.clients:
             raise SettingsError(
-                f"--clients-per-round {self.clients_per_round} is more than "
-                f"--clients {self.clients}"
+                f"--clients-per-round {wanted} is more than --clients {self.clients}"
             )
         self.client_link()
         self.coordinator_bits_per_s()
         for sparsity in self.sparsities():
             self.run_settings(sparsity).validate()
-
-    def input_shape(self) -> tuple[int, ...]:
-        return parse_shape(self.input)
 
     def sparsities(self) -> list[str]:
         """Return the sparsities to compare; a schedule replaces them."""
@@ -125,23 +113,19 @@ class PlanConfig:
     def client_link(self) -> Link | None:
         """Return the clients' link, or None."""
         if self.link:
-            return _for_flag("--link", lambda: parse_link(self.link))
+            return _parse("--link", parse_link, self.link)
         if not self.up:
             return None
-        return Link(
-            _for_flag("--up", lambda: parse_rate(self.up)),
-            _for_flag("--down", lambda: parse_rate(self.down)),
-            _for_flag("--rtt", lambda: parse_time(self.rtt)),
-        )
+        up, down = _parse("--up", parse_rate, self.up), _parse("--down", parse_rate, self.down)
+        return Link(up, down, _parse("--rtt", parse_time, self.rtt))
 
     def coordinator_bits_per_s(self) -> float | None:
-        if not self.coordinator_link:
-            return None
-        return _for_flag("--coordinator-link", lambda: parse_rate(self.coordinator_link))
+        text = self.coordinator_link
+        return _parse("--coordinator-link", parse_rate, text) if text else None
 
     def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
         """Return the run's settings as the coordinator would have them."""
-        run = run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
+        run = build.run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
         if strategy == "ssfl":
             return run
         return replace(
@@ -149,14 +133,14 @@ class PlanConfig:
         )
 
 
-def _for_flag(flag: str, parse: Callable[[], Parsed]) -> Parsed:
+def _parse(flag: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
     try:
-        return parse()
+        return parse(text)
     except SettingsError as error:
         raise SettingsError(f"{flag}: {error}") from error
 
 
-def plan(argv: Sequence[str]) -> int:
+def plan(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(PlanConfig, argv, None, "ssfl plan", DESCRIPTION, EXAMPLE)
     manifest, site = _model(config)
@@ -166,16 +150,11 @@ def plan(argv: Sequence[str]) -> int:
         runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
         dense, *sparse = [
             plan_run(
-                manifest,
-                run,
-                config.upload_slots,
-                reference_coding=config.reference_coding != "off",
-                link=link,
-                coordinator_bits_per_s=coordinator,
-                site=site,
+                manifest, run, config.upload_slots, link=link, coordinator_bits_per_s=coordinator,
+                reference_coding=config.reference_coding != "off", site=site,
             )
             for run in runs
-        ]
+        ]  # fmt: skip
     except DensityError as error:
         raise usage_error(f"--sparsity: {error}") from error
     if config.json:
@@ -186,28 +165,24 @@ def plan(argv: Sequence[str]) -> int:
         screen.print(plan_table(network, dense, sparse))
         for note in notes(dense, sparse, link, coordinator, config.upload_slots):
             screen.print(note)
-    return int(ExitCode.DONE)
 
 
 def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:
     """Build the model and describe it as a client would. Imports torch."""
-    with learning_errors():
+    with build.learning_errors():
         import torch
 
         from ssfl.learning.describe import manifest_of, num_frozen
         from ssfl.learning.load_task import load_task
 
-        task, run, site = (
-            load_task(config.task),
-            config.run_settings(config.sparsities()[0]),
-            PlannedSite(),
-        )
+        task, run = load_task(config.task), config.run_settings(config.sparsities()[0])
+        site = PlannedSite()
         if config.data:
-            shard = load_data(task, config.data, config.data_root)
+            shard = build.load_data(task, config.data, config.data_root)
             model = task.build_model(run, shard)
             site = PlannedSite(shard.num_samples, len(shard.test_x))
         else:
-            shard = placeholder_shard(config.input_shape(), config.classes)
+            shard = build.placeholder_shard(build.parse_shape(config.input), config.classes)
             with torch.device("meta"):  # shapes only: no memory, no random numbers
                 model = task.build_model(run, shard)
         site = replace(site, num_frozen=num_frozen(model))

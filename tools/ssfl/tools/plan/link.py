@@ -1,10 +1,9 @@
 """Transfer times on a link, from its rate, its round trip and TCP slow start.
 
-A transfer begins on a connection that was idle while the client trained. TCP therefore starts with
-a window of ten segments and doubles it every round trip until it covers rate x round trip. From
-then on the link is full. Losses, other traffic and slow machines are not modelled.
-
-`benchmarks/plan_accuracy.py` compares these times with measured ones.
+A connection was idle while the client trained, so TCP starts with a window of ten segments and
+doubles it every round trip until it covers rate x round trip. From then on the link is full.
+Losses, other traffic and slow machines are not modelled. `benchmarks/plan_accuracy.py` compares
+these times with measured ones.
 """
 
 import math
@@ -58,6 +57,11 @@ def _transfer_s(message_bytes: int, bits_per_s: float, rtt_s: float) -> float:
     rounds = math.floor(math.log2(num_bytes / FIRST_WINDOW_BYTES + 1))
     left = num_bytes - FIRST_WINDOW_BYTES * (2.0**rounds - 1)
     return rtt_s / 2 + rounds * rtt_s + left / goodput
+
+
+def framed_bits(payload_bytes: float) -> float:
+    """Return the bits of payload bytes on the wire, with TCP, IP and HTTP/2 headers."""
+    return 8 * payload_bytes * (1 + FRAME_HEADER_BYTES / FRAME_BYTES) * PACKET_BYTES / SEGMENT_BYTES
 
 
 def parse_rate(text: str) -> float:

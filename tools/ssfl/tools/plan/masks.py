@@ -1,11 +1,11 @@
 """The masks of a run before it starts: the rounds of each, and the weights that it keeps.
 
-A warm-up has a mask that keeps everything. Refreshes follow the rule of a run
-(`ssfl.server.run.refresh`), as far as it depends on round numbers alone. Refreshes by an operator,
-for new labels or on a jump of the loss cannot be predicted.
+A warm-up has a mask that keeps everything. Only refreshes that depend on round numbers alone can be
+predicted.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
@@ -33,19 +33,12 @@ def planned_masks(manifest: Manifest, settings: RunSettings) -> list[PlannedMask
     warm = settings.warmup_rounds
     starts = [warm]
     for number in range(warm + 1, rounds):
-        epoch = len(starts) + (warm > 0)
-        if refresh_due(RunState(settings, mask_epoch=epoch, rounds_done=number,
-                                masked_round=starts[-1])):  # fmt: skip
+        epoch, last = len(starts) + (warm > 0), starts[-1]
+        state = RunState(settings, mask_epoch=epoch, rounds_done=number, masked_round=last)
+        if refresh_due(state):
             starts.append(number)
-    agreed = [
-        PlannedMask(
-            first,
-            stop,
-            strategy.num_kept(manifest, first),
-            strategy.num_decisive(manifest, first),
-            is_agreed=True,
-        )
-        for first, stop in zip(starts, [*starts[1:], rounds], strict=True)
-    ]
-    dense = [PlannedMask(0, warm, manifest.num_masked, 0, is_agreed=False)] if warm else []
-    return dense + agreed
+    masks = [PlannedMask(0, warm, manifest.num_masked, 0, is_agreed=False)] if warm else []
+    for first, stop in pairwise([*starts, rounds]):
+        kept, decisive = strategy.num_kept(manifest, first), strategy.num_decisive(manifest, first)
+        masks.append(PlannedMask(first, stop, kept, decisive, is_agreed=True))
+    return masks

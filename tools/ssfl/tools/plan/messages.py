@@ -1,12 +1,11 @@
 """Sizes of the messages of a run, taken from messages built for it.
 
-Each message is built as it is sent (proto/ssfl/v1), with digests, numbers and names as long as
-those of a run. Lengths that are unknown before the run are guesses: the number of samples at a
-site, its name, the digits of an evaluation. Together they are some bytes per message.
+Digests, numbers and names are as long as those of a run. Unknown lengths are guesses, such as a
+site's name and its number of samples. Together they are some bytes per message.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,14 +32,16 @@ CLIENT_ID = "shard_00"
 FINGERPRINT = "torch 2.13.0+cpu, AVX2, 1 thread, numpy 2.4.1"
 SECONDS = 1.5  # any double that is not 0
 _DENSE = transfer_pb2.ENCODING_DENSE
+_CALLER = pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=LARGEST)
+_ACCEPTED = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
 NAMES_SHOWN = 5  # in the reason of a `waiting`
 
 
-def download_bytes(payload_bytes: int, offset: int = 0) -> int:
+def download_bytes(payload_bytes: int) -> int:
     """Return the message bytes of a payload's chunks to a client."""
     return sum(
-        _chunk_bytes(pb.NextTaskResponse, _varint_bytes(offset + at), size)
-        for at, size in _chunks(payload_bytes)
+        _chunk_bytes(pb.NextTaskResponse, _varint_bytes(at), min(CHUNK_BYTES, payload_bytes - at))
+        for at in range(0, payload_bytes, CHUNK_BYTES)
     )
 
 
@@ -56,11 +57,6 @@ def upload_bytes(payload_bytes: int, bits_per_s: float | None, request: Callable
         now_s += 8 * size / bits_per_s if bits_per_s else 0.0
         sizer.record_sent(size)
     return total
-
-
-def _chunks(payload_bytes: int) -> Iterator[tuple[int, int]]:
-    for at in range(0, payload_bytes, CHUNK_BYTES):
-        yield at, min(CHUNK_BYTES, payload_bytes - at)
 
 
 @lru_cache(maxsize=4096)
@@ -85,14 +81,6 @@ class Messages:
     num_samples: int  # at a site
     num_tested: int
 
-    @property
-    def caller(self) -> pb.Caller:
-        return pb.Caller(run_id=RUN_ID, client_id=CLIENT_ID, session=LARGEST)
-
-    @property
-    def all_kept(self) -> bool:
-        return self.num_kept == self.manifest.num_masked
-
     def join_request(self, *, built: bool) -> int:
         return pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -108,7 +96,7 @@ class Messages:
     def join_response(self, *, described: bool) -> int:
         return pb.JoinResponse(
             run_id=RUN_ID,
-            session=self.caller.session,
+            session=LARGEST,
             settings=settings_to_message(self.settings),
             manifest=self.manifest.json if described else b"",
             protocol_version=PROTOCOL_VERSION,
@@ -117,7 +105,7 @@ class Messages:
 
     def ask(self, *, finished_step: int, mask: bool, base: bool) -> int:
         return pb.NextTaskRequest(
-            caller=self.caller,
+            caller=_CALLER,
             finished_step=finished_step,
             initial_digest=DIGEST,
             mask_digest=DIGEST if mask else b"",
@@ -139,17 +127,9 @@ class Messages:
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=DIGEST)
         if payload_bytes:
             header.initial.CopyFrom(_payload(_DENSE, payload_bytes))
-        return pb.SendInitialRequest(caller=self.caller, header=header).ByteSize()
+        return pb.SendInitialRequest(caller=_CALLER, header=header).ByteSize()
 
-    def score_task(
-        self,
-        step: int,
-        scores: CodedSize,
-        num_decisive: int,
-        payload_bytes: int,
-        *,
-        is_refresh: bool = False,
-    ) -> int:
+    def score_task(self, step: int, scores: CodedSize, num_decisive: int, *, refresh: bool) -> int:
         """Return the size of a SCORE task; one for a refresh names the model to score."""
         work = pb.ScoreTask(
             criterion="saliency",
@@ -159,7 +139,7 @@ class Messages:
             or math.ceil(ENOUGH_BATCHES / max(1, self.settings.clients)),
             num_kept=self.num_kept,
         )
-        if is_refresh:
+        if refresh:
             work.scoring_epoch = 1
             work.mask.CopyFrom(self._mask(0))
             work.base_digest = DIGEST
@@ -167,8 +147,6 @@ class Messages:
         if scores.encoding != _DENSE:
             work.report_encoding = scores.encoding
             work.num_coded = num_decisive
-        if payload_bytes:
-            work.initial.CopyFrom(_payload(_DENSE, payload_bytes))
         return _task(step, score=work)
 
     def score_report(self, step: int, scores: CodedSize, payload_bytes: int) -> int:
@@ -180,7 +158,7 @@ class Messages:
             scores=_payload(scores.encoding, payload_bytes),
             work_s=SECONDS,
         )
-        return pb.ReportSaliencyRequest(caller=self.caller, header=report).ByteSize()
+        return pb.ReportSaliencyRequest(caller=_CALLER, header=report).ByteSize()
 
     def train_task(
         self,
@@ -221,7 +199,7 @@ class Messages:
             work_s=SECONDS,
             coding_error=SECONDS if coded.encoding in LOSSY.values() else 0,
         )
-        return pb.SendUpdateRequest(caller=self.caller, header=update).ByteSize()
+        return pb.SendUpdateRequest(caller=_CALLER, header=update).ByteSize()
 
     def evaluate_task(self, step: int, rounds_done: int, base: transfer_pb2.Payload) -> int:
         work = pb.EvaluateTask(
@@ -230,13 +208,19 @@ class Messages:
         return _task(step, evaluate=work)
 
     def personalize_task(self, step: int) -> int:
+        return _task(step, personalize=pb.PersonalizeTask(**self._final_model))
+
+    def finish_task(self, step: int) -> int:
+        return _task(step, finish=pb.FinishTask(**self._final_model))
+
+    @property
+    def _final_model(self) -> dict[str, Any]:
         rounds = self.settings.rounds
-        work = pb.PersonalizeTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
-        return _task(step, personalize=work)
+        return {"rounds_done": rounds, "mask": self._mask(0), "base_digest": DIGEST}
 
     def evaluation_report(self, step: int, *, is_personal: bool = False) -> int:
         return pb.ReportEvaluationRequest(
-            caller=self.caller,
+            caller=_CALLER,
             step=step,
             evaluation=self._evaluation(),
             personal=self._evaluation() if is_personal else None,
@@ -246,31 +230,22 @@ class Messages:
     def evaluation_answer(self) -> int:
         return pb.ReportEvaluationResponse(outcome=transfer_pb2.OUTCOME_ACCEPTED).ByteSize()
 
-    def finish_task(self, step: int) -> int:
-        rounds = self.settings.rounds
-        work = pb.FinishTask(rounds_done=rounds, mask=self._mask(0), base_digest=DIGEST)
-        return _task(step, finish=work)
-
     def upload_answers(self) -> int:
         """Return the size of a grant and a receipt."""
-        receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
-        answers = (
-            pb.SendUpdateResponse(grant=transfer_pb2.Grant()),
-            pb.SendUpdateResponse(receipt=receipt),
-        )
-        return sum(answer.ByteSize() for answer in answers)
+        grant = pb.SendUpdateResponse(grant=transfer_pb2.Grant())
+        return grant.ByteSize() + pb.SendUpdateResponse(receipt=_ACCEPTED).ByteSize()
 
     def receipt(self) -> int:
-        receipt = transfer_pb2.Receipt(outcome=transfer_pb2.OUTCOME_ACCEPTED)
-        return pb.SendInitialResponse(receipt=receipt).ByteSize()
+        return pb.SendInitialResponse(receipt=_ACCEPTED).ByteSize()
 
     def leave(self) -> int:
-        request = pb.LeaveRequest(caller=self.caller, reason=pb.LEAVE_REASON_FINISHED)
+        request = pb.LeaveRequest(caller=_CALLER, reason=pb.LEAVE_REASON_FINISHED)
         return request.ByteSize() + pb.LeaveResponse().ByteSize()
 
     def _mask(self, payload_bytes: int) -> mask_pb2.MaskBroadcast:
+        all_kept = self.num_kept == self.manifest.num_masked
         message = mask_pb2.MaskBroadcast(
-            mask_digest=DIGEST, mask_epoch=1, num_kept=self.num_kept, all_kept=self.all_kept
+            mask_digest=DIGEST, mask_epoch=1, num_kept=self.num_kept, all_kept=all_kept
         )
         if payload_bytes:
             message.mask.CopyFrom(_payload(transfer_pb2.ENCODING_BITMASK_SORTED, payload_bytes))

@@ -1,10 +1,10 @@
 """The prediction for a run: bytes by phase and direction, and seconds on a link."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ssfl.method.settings import RunSettings
 from ssfl.tools.plan.masks import PlannedMask
-from ssfl.tools.plan.sizes import ZERO, Size
+from ssfl.tools.plan.sizes import ZERO, Seconds, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,6 @@ class Transfer:
 
 
 NOTHING = Transfer(ZERO, ZERO)
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """A duration, expected from `low` to `high`, and at most `most` on this link."""
-
-    low: float
-    high: float
-    most: float
-
-    def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.low + other.low, self.high + other.high, self.most + other.most)
-
-    def __mul__(self, times: float) -> "Seconds":
-        return Seconds(self.low * times, self.high * times, self.most * times)
-
-
-NO_TIME = Seconds(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +56,13 @@ class RunPlan:
     mask: Transfer
     masks: tuple[PlannedMask, ...]  # the transfers above are those of the last mask
     costs: tuple[tuple[int, int], ...]  # per mask: bytes of one client, once and per round
-    times: Times | None = field(default=None)
+    times: Times | None = None
 
-    def total(self, direction: str, *, control: bool = True) -> Transfer:
-        """Return the run's bytes in one direction at the coordinator."""
-        total = NOTHING
-        for (phase, row_direction), transfer in self.rows.items():
-            if row_direction == direction and (control or phase != "control"):
-                total += transfer
-        return total
+    def total(self, *directions: str) -> Transfer:
+        """Return the run's bytes at the coordinator, in these directions or in both."""
+        wanted = directions or ("up", "down")
+        rows = (row for (_, direction), row in self.rows.items() if direction in wanted)
+        return sum(rows, start=NOTHING)
 
     @property
     def num_scorings(self) -> int:

@@ -1,14 +1,14 @@
 """Predicted payload sizes.
 
 The size of float32 values and scores follows from their number. Entropy-coded payloads have a hard
-bound, given by the codec, and a range measured on real models and training.
-`benchmarks/plan_ranges.py` measures it on small images and fails if a constant below is wrong. The
-ranges also cover the larger networks of `benchmarks/bytes_on_wire.py`.
+bound, given by the codec, and a measured range: `benchmarks/plan_ranges.py` fails if a constant
+below is wrong. The ranges also cover the larger networks of `benchmarks/bytes_on_wire.py`.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ssfl.codec import blocks, masks, reference, scores, sorted_bits, values_only
 from ssfl.codec.blocks import ValueCode
@@ -36,36 +36,42 @@ SCORE_TABLE_BYTES = 1024
 MASK_SHARE = (0.2, 0.56)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A number of bytes, expected from `low` to `high`, and at most `most`."""
+Number = TypeVar("Number", int, float)
+Other = TypeVar("Other", int, float)
 
-    low: int
-    high: int
-    most: int
+
+@dataclass(frozen=True)  # with slots, Estimate[int](…) fails in Python 3.11
+class Estimate(Generic[Number]):
+    """A number of bytes or seconds, expected from `low` to `high`, and at most `most`."""
+
+    low: Number
+    high: Number
+    most: Number
 
     @classmethod
-    def fixed(cls, num_bytes: int) -> "Size":
-        return cls(num_bytes, num_bytes, num_bytes)
+    def fixed(cls, number: Number) -> "Estimate[Number]":
+        return cls(number, number, number)
 
-    def map(self, function: Callable[[int], int]) -> "Size":
-        """Return the size mapped by a non-decreasing function."""
-        return Size(function(self.low), function(self.high), function(self.most))
+    def map(self, function: Callable[[Number], Other]) -> "Estimate[Other]":
+        """Return the estimate mapped by a non-decreasing function."""
+        return Estimate(function(self.low), function(self.high), function(self.most))
 
-    def or_else(self, other: "Size") -> "Size":
-        """Return the range that covers both sizes."""
-        return Size(
-            min(self.low, other.low), max(self.high, other.high), max(self.most, other.most)
-        )
+    def or_else(self, other: "Estimate[Number]") -> "Estimate[Number]":
+        """Return the range that covers both estimates."""
+        most = max(self.most, other.most)
+        return Estimate(min(self.low, other.low), max(self.high, other.high), most)
 
-    def __add__(self, other: "Size") -> "Size":
-        return Size(self.low + other.low, self.high + other.high, self.most + other.most)
+    def __add__(self, other: "Estimate[Number]") -> "Estimate[Number]":
+        return Estimate(self.low + other.low, self.high + other.high, self.most + other.most)
 
-    def __mul__(self, times: int) -> "Size":
-        return Size(self.low * times, self.high * times, self.most * times)
+    def __mul__(self, times: int) -> "Estimate[Number]":
+        return Estimate(self.low * times, self.high * times, self.most * times)
 
 
+Size = Estimate[int]  # in bytes
+Seconds = Estimate[float]
 ZERO = Size.fixed(0)
+NO_TIME = Seconds.fixed(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +93,18 @@ class Coding:
 
     def update(self, count: int) -> CodedSize:
         """Return encoding and size of an update of `count` values."""
-        name, plain = self.settings.value_type, values_only.encoded_bytes(count)
         if code := lossy_code(self.settings):
-            return CodedSize(
-                LOSSY[name], self._coded(code, count, self._lossy_share()), has_reference=True
-            )
-        if self.reference:
-            size = self._coded(reference.CODE, count, REFERENCE_SHARE)
-            return CodedSize(transfer_pb2.ENCODING_REFERENCE, size, has_reference=True)
-        return CodedSize(transfer_pb2.ENCODING_VALUES_ONLY, Size.fixed(plain))
+            size = self._coded(code, count, self._lossy_share())
+            return CodedSize(LOSSY[self.settings.value_type], size, has_reference=True)
+        return self._lossless(count, REFERENCE_SHARE)
 
     def base(self, count: int, *, holds_previous: bool) -> CodedSize:
         """Return encoding and size of a base for a client with or without the previous base."""
-        if holds_previous:
-            return self.update(count)
+        return self.update(count) if holds_previous else self._lossless(count, FIRST_SHARE)
+
+    def _lossless(self, count: int, share: tuple[float, float]) -> CodedSize:
         if self.reference:
-            size = self._coded(reference.CODE, count, FIRST_SHARE)
+            size = self._coded(reference.CODE, count, share)
             return CodedSize(transfer_pb2.ENCODING_REFERENCE, size, has_reference=True)
         plain = Size.fixed(values_only.encoded_bytes(count))
         return CodedSize(transfer_pb2.ENCODING_VALUES_ONLY, plain)

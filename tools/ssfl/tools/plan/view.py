@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ssfl.tools.plan.link import Link
-from ssfl.tools.plan.result import RunPlan, Seconds, Times, Transfer
-from ssfl.tools.plan.sizes import Size
+from ssfl.tools.plan.result import RunPlan, Transfer
+from ssfl.tools.plan.sizes import Seconds, Size
 
 NONE = "·"
 
@@ -19,15 +21,14 @@ def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
     """Return the comparison: dense FedAvg first, then a column for every sparsity."""
     plans = [dense, *sparse]
     table = Table(
+        Column(no_wrap=True),
+        *(Column(_heading(plan), justify="right", no_wrap=True) for plan in plans),
         title=f"{model}: {dense.num_masked:,} prunable and {dense.num_unmasked:,} other values, "
         f"{dense.settings.rounds} rounds, {dense.cohort} of {dense.num_clients} clients",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("", no_wrap=True)
-    for plan in plans:
-        table.add_column(_heading(plan), justify="right", no_wrap=True)
     table.add_row("kept values", *(f"{plan.num_kept:,}" for plan in plans))
     for heading, rows in _sections(plans):
         table.add_row()
@@ -54,11 +55,9 @@ def notes(
         yield "Give --link, such as --link 20mbit/50ms, to predict seconds, too."
         return
     rates = f"{link.up_bits_per_s / 1e6:g} Mbit/s up, {link.down_bits_per_s / 1e6:g} down"
-    shared = (
-        "and the coordinator's link is unlimited"
-        if coordinator_bits_per_s is None
-        else f"and all share {coordinator_bits_per_s / 1e6:g} Mbit/s at the coordinator"
-    )
+    shared = "and the coordinator's link is unlimited"
+    if coordinator_bits_per_s is not None:
+        shared = f"and all share {coordinator_bits_per_s / 1e6:g} Mbit/s at the coordinator"
     yield (
         f"Seconds are for transfers only. Every client has its own link ({rates}, "
         f"{1000 * link.rtt_s:g} ms), {shared}."
@@ -122,25 +121,19 @@ def _bytes(transfer: Transfer) -> dict[str, Any]:
 
 
 Cell = Callable[[RunPlan], str]
+TIMES = {  # the parts of `Times` by their names in the table
+    "base, down": "base", "update, up": "update", "a round": "round",
+    "scoring, once": "scoring", "mask, once": "mask", "all transfers": "run",
+}  # fmt: skip
 
 
 def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, Cell]]]]:
     dense = plans[0]
-    yield (
-        "client, each round",
-        [
-            *_transfer_rows("update, up", lambda plan: plan.update),
-            *_transfer_rows("base, down", lambda plan: plan.base),
-        ],
-    )
-    yield (
-        "client, once" if plans[-1].num_scorings < 2 else "client, each mask",
-        [
-            *_transfer_rows("scores, up", lambda plan: plan.scores),
-            *_transfer_rows("mask, down", lambda plan: plan.mask),
-            ("pays off", lambda plan: _break_even(plan, dense)),
-        ],
-    )
+    each = [*_transfer_rows("update, up", "update"), *_transfer_rows("base, down", "base")]
+    yield "client, each round", each
+    once = [*_transfer_rows("scores, up", "scores"), *_transfer_rows("mask, down", "mask")]
+    once.append(("pays off", lambda plan: _break_even(plan, dense)))
+    yield "client, once" if plans[-1].num_scorings < 2 else "client, each mask", once
     n = dense.num_clients
     yield (
         "whole run, messages",
@@ -149,29 +142,16 @@ def _sections(plans: list[RunPlan]) -> Iterator[tuple[str, Iterable[tuple[str, C
             ("mean client, down", lambda plan: format_size(plan.total("down").message, n)),
             ("coordinator, in", lambda plan: format_size(plan.total("up").message)),
             ("coordinator, out", lambda plan: format_size(plan.total("down").message)),
-            (
-                "both, at most",
-                lambda plan: _format_bound(plan.total("up").message + plan.total("down").message),
-            ),
+            ("both, at most", lambda plan: _format_bound(plan.total().message)),
         ],
     )
     if dense.times:
-        yield (
-            "seconds on the link",
-            [
-                ("base, down", lambda plan: _time(plan, lambda times: times.base)),
-                ("update, up", lambda plan: _time(plan, lambda times: times.update)),
-                ("a round", lambda plan: _time(plan, lambda times: times.round)),
-                ("scoring, once", lambda plan: _time(plan, lambda times: times.scoring)),
-                ("mask, once", lambda plan: _time(plan, lambda times: times.mask)),
-                ("all transfers", lambda plan: _time(plan, lambda times: times.run)),
-            ],
-        )
+        seconds = ((name, partial(_time, part=part)) for name, part in TIMES.items())
+        yield "seconds on the link", seconds
 
 
-def _transfer_rows(
-    name: str, transfer: Callable[[RunPlan], Transfer]
-) -> Iterator[tuple[str, Cell]]:
+def _transfer_rows(name: str, field: str) -> Iterator[tuple[str, Cell]]:
+    transfer: Callable[[RunPlan], Transfer] = attrgetter(field)
     yield name, lambda plan: format_size(transfer(plan).payload)
     yield "  at most", lambda plan: _format_bound(transfer(plan).payload)
     yield "  framing", lambda plan: _framing(transfer(plan))
@@ -194,9 +174,9 @@ def format_size(size: Size, among: int = 1) -> str:
     """Return a size as "4.50 MB", or a range as "3.30–3.80 MB"."""
     if not size.most:
         return NONE
-    unit, divisor = _unit(size.high / among)
-    low, high = (format_number(end / among / divisor) for end in (size.low, size.high))
-    return f"{high} {unit}" if low == high else f"{low}–{high} {unit}"
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+    unit = next((unit for unit, least in units.items() if size.high / among >= least), "B")
+    return _range(size.low / among / units[unit], size.high / among / units[unit], unit)
 
 
 def _format_bound(size: Size) -> str:
@@ -209,24 +189,17 @@ def _framing(transfer: Transfer) -> str:
     return f"+ {more:,} B" if more else NONE
 
 
-def _unit(num_bytes: float) -> tuple[str, float]:
-    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= divisor:
-            return unit, divisor
-    return "B", 1.0
+def _time(plan: RunPlan, part: str) -> str:
+    seconds: Seconds = getattr(plan.times, part)
+    return _range(seconds.low, seconds.high, "s") if seconds.most else NONE
 
 
-def _time(plan: RunPlan, chosen: Callable[[Times], Seconds]) -> str:
-    assert plan.times is not None
-    seconds = chosen(plan.times)
-    if not seconds.most:
-        return NONE
-    low, high = (format_number(end) for end in (seconds.low, seconds.high))
-    return f"{high} s" if low == high else f"{low}–{high} s"
+def _range(low: float, high: float, unit: str) -> str:
+    ends = dict.fromkeys(map(_format_number, (low, high)))  # equal ends are shown once
+    return f"{'–'.join(ends)} {unit}"
 
 
-def format_number(number: float) -> str:
-    """Return a number with three digits, or with all digits before the point."""
+def _format_number(number: float) -> str:
     if number >= 100:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}"

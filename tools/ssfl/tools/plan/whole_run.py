@@ -1,22 +1,19 @@
 """Prediction of a whole run: bytes by phase and direction, and seconds on a link.
 
 The prediction follows a run of `ssfl.server.run.machine` in which no client is lost. Every client
-joins twice, one describes the model, all score, all get the mask. A cohort trains in each round.
-All clients test the model every `evaluate_every` rounds and at the end. The first base is not sent,
-because clients derive it from the initial weights. A base that a client got for a test is not sent
-again for training. With sampled clients, the number that hold the previous base is an expectation.
+joins twice, and one describes the model. The first base is not sent, because clients derive it from
+the initial weights. A base that a client got for a test is not sent again for training. With
+sampled clients, the number that hold the previous base is an expectation. At a refresh (masks.py),
+all clients get the base if they lack it, score it, and get the mask or its difference.
 
-After a warm-up and at a refresh (masks.py), all clients get the base if they lack it, score it, and
-get the mask or its difference to the previous mask. They already hold the values that it adds.
-
-Totals are those of the coordinator's ledger, with the same phases. Control messages are an
-expectation: a client that waits or works sends and receives some tens of bytes every 10 to 15 s.
+Totals are those of the coordinator's ledger. Control messages are an expectation: a client that
+waits or works sends and receives some tens of bytes every 10 to 15 s.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ssfl.codec import values_only
@@ -28,8 +25,8 @@ from ssfl.server.run.quorum import clients_for
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.masks import PlannedMask, planned_masks
 from ssfl.tools.plan.messages import Messages, download_bytes, payload_of, upload_bytes
-from ssfl.tools.plan.result import NO_TIME, NOTHING, RunPlan, Seconds, Times, Transfer
-from ssfl.tools.plan.sizes import ZERO, CodedSize, Coding, Size, mask_size
+from ssfl.tools.plan.result import NOTHING, RunPlan, Times, Transfer
+from ssfl.tools.plan.sizes import NO_TIME, ZERO, CodedSize, Coding, Seconds, Size, mask_size
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -53,10 +50,9 @@ def plan_run(
     coordinator_bits_per_s: float | None = None,
     site: PlannedSite | None = None,
 ) -> RunPlan:
-    """Return the predicted bytes and seconds of a run with `settings.clients` clients.
+    """Return the prediction for a run with `settings.clients` clients, each with its own link.
 
-    Each client has its own link. Clients that transfer at the same time share
-    `coordinator_bits_per_s`, the rate of the coordinator's link.
+    Clients that transfer at the same time share `coordinator_bits_per_s`.
     """
     site = site or PlannedSite()
     coding = Coding(settings, reference_coding, site.num_frozen)
@@ -78,23 +74,20 @@ class _Leg:
     mask_size: Size
 
 
+@dataclass
 class _Planner:
-    def __init__(
-        self,
-        manifest: Manifest,
-        settings: RunSettings,
-        upload_slots: int,
-        coding: Coding,
-        link: Link | None,
-        coordinator_bits_per_s: float | None,
-        site: PlannedSite,
-    ) -> None:
-        self.manifest, self.settings, self.slots = manifest, settings, upload_slots
-        self.coding, self.site = coding, site
-        self.num_clients = settings.clients
-        self.cohort = cohort_size(settings, self.num_clients)
-        self.link, self.coordinator_bits_per_s = link, coordinator_bits_per_s
-        self.legs = [self._leg(mask) for mask in planned_masks(manifest, settings)]
+    manifest: Manifest
+    settings: RunSettings
+    slots: int
+    coding: Coding
+    link: Link | None
+    coordinator_bits_per_s: float | None
+    site: PlannedSite
+
+    def __post_init__(self) -> None:
+        self.num_clients = self.settings.clients
+        self.cohort = cohort_size(self.settings, self.num_clients)
+        self.legs = [self._leg(mask) for mask in planned_masks(self.manifest, self.settings)]
         self.agreed = [leg for leg in self.legs if leg.mask.is_agreed]
         self.messages = self.legs[-1].messages
         self.rows: dict[tuple[str, str], Transfer] = {}
@@ -103,7 +96,7 @@ class _Planner:
         manifest, coding, site = self.manifest, self.coding, self.site
         count = mask.num_kept + manifest.num_unmasked
         size = mask_size(manifest, mask.num_kept) if mask.is_agreed else ZERO
-        if mask.first > (self.settings.warmup_rounds or 0):
+        if mask.first > self.settings.warmup_rounds:
             size = Size(0, size.high, size.most)  # a difference to the previous mask may be small
         return _Leg(
             mask,
@@ -154,12 +147,8 @@ class _Planner:
         return round_number + 2, round_number
 
     def _update(self, leg: _Leg) -> Transfer:
-        step, number = self._middle
-        return self._upload(
-            leg.update.size,
-            lambda payload: leg.messages.update(step, number, leg.update, payload),
-            pb.SendUpdateRequest,
-        )
+        header = partial(leg.messages.update, *self._middle, leg.update)
+        return self._upload(leg.update.size, header, pb.SendUpdateRequest)
 
     def _base(self, leg: _Leg) -> Transfer:
         base = self._train(leg, leg.next_base)
@@ -172,11 +161,8 @@ class _Planner:
     def _scores(self, leg: _Leg) -> Transfer:
         if not leg.mask.is_agreed:
             return NOTHING
-        return self._upload(
-            leg.scores.size,
-            lambda payload: leg.messages.score_report(1, leg.scores, payload),
-            pb.ReportSaliencyRequest,
-        )
+        header = partial(leg.messages.score_report, 1, leg.scores)
+        return self._upload(leg.scores.size, header, pb.ReportSaliencyRequest)
 
     def _upload(
         self, payload: Size, header: Callable[[int], int], request: Callable[..., Any]
@@ -184,27 +170,19 @@ class _Planner:
         speed = self.link.up_bits_per_s if self.link else None
         return Transfer(payload, payload.map(lambda n: header(n) + upload_bytes(n, speed, request)))
 
-    def _train(self, leg: _Leg, base: CodedSize) -> Transfer:
-        """Return a TRAIN task with its base."""
-        return Transfer(
-            base.size,
-            base.size.map(lambda n: self._task(leg, base=payload_of(base, n)) + download_bytes(n)),
-        )
-
-    def _evaluate(self, leg: _Leg, base: CodedSize) -> Transfer:
-        """Return an EVALUATE task with its base."""
-        step, number = self._middle
-
+    def _download(self, base: CodedSize, header: Callable[[transfer_pb2.Payload], int]) -> Transfer:
         def message(n: int) -> int:
-            return leg.messages.evaluate_task(step, number, payload_of(base, n))
+            return header(payload_of(base, n)) + download_bytes(n)
 
-        return Transfer(base.size, base.size.map(lambda n: message(n) + download_bytes(n)))
+        return Transfer(base.size, base.size.map(message))
+
+    def _train(self, leg: _Leg, base: CodedSize) -> Transfer:
+        return self._download(base, lambda payload: self._task(leg, base=payload))
 
     def _task(self, leg: _Leg, mask: int = 0, base: transfer_pb2.Payload | None = None) -> int:
-        step, number = self._middle
         granted = self.cohort <= self.slots
         return leg.messages.train_task(
-            step, number, self.cohort, leg.update, granted=granted, mask=mask, base=base
+            *self._middle, self.cohort, leg.update, granted=granted, mask=mask, base=base
         )
 
     # -- the whole run
@@ -212,6 +190,10 @@ class _Planner:
     def _add(self, phase: str, direction: str, transfer: Transfer, times: int = 1) -> None:
         before = self.rows.get((phase, direction), NOTHING)
         self.rows[phase, direction] = before + transfer * times
+
+    def _add_message(self, phase: str, direction: str, num_bytes: int, times: int = 1) -> None:
+        """Count a message without a payload."""
+        self._add(phase, direction, Transfer(ZERO, Size.fixed(num_bytes)), times)
 
     def _count_beginning(self) -> None:
         sent = 0 if self.manifest.rebuildable else values_only.encoded_bytes(self.manifest.size)
@@ -227,11 +209,11 @@ class _Planner:
 
     def _count_mask(self, leg: _Leg) -> None:
         """Count one agreement: all clients score, and get the mask with their next task."""
-        n, is_refresh = self.num_clients, leg.mask.first > 0
+        n = self.num_clients
         task = leg.messages.score_task(
-            1, leg.scores, leg.mask.num_decisive, 0, is_refresh=is_refresh
+            1, leg.scores, leg.mask.num_decisive, refresh=leg.mask.first > 0
         )
-        self._add("initial", "down", Transfer(ZERO, Size.fixed(task)), n)
+        self._add_message("initial", "down", task, n)
         self._add("scores", "up", self._scores(leg), n)
         if leg.mask_size.most:
             self._add("mask", "down", _mask(leg), n)
@@ -258,12 +240,9 @@ class _Planner:
             self._count_rounds_of(leg)
         step, _ = self._middle
         n, messages = self.num_clients, self.messages
-        answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
-        report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step)))
-        self._add("evaluation", "down", answer, self.num_tests * n)
-        self._add("evaluation", "up", report, self.num_tests * n)
-        finish = Transfer(ZERO, Size.fixed(messages.finish_task(self.settings.rounds + 3)))
-        self._add("values", "down", finish, n)
+        self._add_message("evaluation", "down", messages.evaluation_answer(), self.num_tests * n)
+        self._add_message("evaluation", "up", messages.evaluation_report(step), self.num_tests * n)
+        self._add_message("values", "down", messages.finish_task(self.settings.rounds + 3), n)
 
     def _count_rounds_of(self, leg: _Leg) -> None:
         n, first, stop = self.num_clients, leg.mask.first, leg.mask.stop
@@ -288,19 +267,16 @@ class _Planner:
                 count = self.cohort if all_hold else round(self.cohort**2 / n)
                 counts["train", True] += count
                 counts["train", False] += self.cohort - count
-        held = Transfer(ZERO, Size.fixed(self._task(leg)))
-        self._add("values", "down", held, num_held * self.cohort)
+        self._add_message("values", "down", self._task(leg), num_held * self.cohort)
         for base, holds in ((leg.next_base, True), (leg.any_base, False)):
             scored = Transfer(base.size, base.size.map(download_bytes))
             self._add("values", "down", self._train(leg, base), counts["train", holds])
             self._add("values", "down", scored, counts["score", holds])
-            self._add("evaluation", "down", self._evaluate(leg, base), counts["evaluate", holds])
+            tested = self._download(base, partial(leg.messages.evaluate_task, *self._middle))
+            self._add("evaluation", "down", tested, counts["evaluate", holds])
 
     def _num_extra(self, number: int) -> int:
-        """Return the number of clients that a round invites beyond its target, if none is lost.
-
-        They may be too slow to transfer anything before the round ends.
-        """
+        """Return the clients that a round invites beyond its target; they may be too slow."""
         over = self.settings.over_selection
         if self.settings.reproducible or not self._is_sampled or over <= 1:
             return 0
@@ -310,12 +286,10 @@ class _Planner:
     def _count_own_models(self) -> None:
         """Count the personalization of all clients, who hold the base from the last test."""
         n, messages, (step, _) = self.num_clients, self.messages, self._middle
-        task = Transfer(ZERO, Size.fixed(messages.personalize_task(step)))
-        answer = Transfer(ZERO, Size.fixed(messages.evaluation_answer()))
-        report = Transfer(ZERO, Size.fixed(messages.evaluation_report(step, is_personal=True)))
-        self._add("values", "down", task, n)
-        self._add("evaluation", "down", answer, n)
-        self._add("evaluation", "up", report, n)
+        report = messages.evaluation_report(step, is_personal=True)
+        self._add_message("values", "down", messages.personalize_task(step), n)
+        self._add_message("evaluation", "down", messages.evaluation_answer(), n)
+        self._add_message("evaluation", "up", report, n)
 
     def _count_control(self) -> None:
         n, rounds, messages = self.num_clients, self.settings.rounds, self.messages
@@ -328,8 +302,7 @@ class _Planner:
         asks = n * (1 + scorings) * first_asks + first_asks
         asks += trained * messages.ask(finished_step=step, mask=True, base=True)
         asks += tested * messages.ask(finished_step=0, mask=True, base=True)
-        self._add("control", "up", Transfer(ZERO, Size.fixed(n * joins + asks)))
-        self._add("control", "up", Transfer(ZERO, Size.fixed(messages.leave())), n)
+        self._add_message("control", "up", n * (joins + messages.leave()) + asks)
         answers = messages.upload_answers() * (trained + n * scorings) + messages.receipt()
         plain = 2 * messages.join_response(described=False)
         full = 2 * messages.join_response(described=True)
@@ -339,8 +312,8 @@ class _Planner:
         steps = rounds + scorings
         low = n * plain + answers + n * steps * once
         high = n * full + answers + n * (steps + tests + 2) * twice
-        start = messages.initialize_task()
-        self._add("control", "down", Transfer(ZERO, Size(low, high, high) + Size.fixed(start)))
+        self._add("control", "down", Transfer(ZERO, Size(low, high, high)))
+        self._add_message("control", "down", messages.initialize_task())
 
     # -- seconds
 
@@ -348,7 +321,7 @@ class _Planner:
         run = NO_TIME
         for leg in self.legs:
             base_s, update_s, round_s, scoring_s, mask_s = self._leg_times(link, leg)
-            tested_s = _seconds(self._base(leg).message, self._link(link, self.num_clients).down_s)
+            tested_s = self._base(leg).message.map(self._link(link, self.num_clients).down_s)
             rounds = leg.mask.stop - leg.mask.first
             to_all = sum(
                 self._is_tested(number) or number in self._refresh_rounds
@@ -366,28 +339,22 @@ class _Planner:
         """Return the seconds of a base, an update, a round, all scores, and a mask."""
         up = self._link(link, min(self.cohort, self.slots))
         down = self._link(link, self.cohort)
-        base_s = _seconds(self._base(leg).message, down.down_s)
+        base_s = self._base(leg).message.map(down.down_s)
         receipt_s = link.rtt_s / 2
         grant_s = 0.0 if self.cohort <= self.slots else link.rtt_s
-        update_s = _seconds(self._update(leg).message, lambda n: grant_s + up.up_s(n) + receipt_s)
+        update_s = self._update(leg).message.map(lambda n: grant_s + up.up_s(n) + receipt_s)
         round_s = base_s + update_s * self._waves
         if not leg.mask.is_agreed:
             return base_s, update_s, round_s, NO_TIME, NO_TIME
         voting = self._link(link, min(self.num_clients, self.slots))
-        scores_s = _seconds(
-            self._scores(leg).message, lambda n: link.rtt_s + voting.up_s(n) + receipt_s
-        )
+        scores_s = self._scores(leg).message.map(lambda n: link.rtt_s + voting.up_s(n) + receipt_s)
         scoring_s = scores_s * -(-self.num_clients // self.slots)
-        return base_s, update_s, round_s, scoring_s, _seconds(_mask(leg).message, down.down_s)
+        return base_s, update_s, round_s, scoring_s, _mask(leg).message.map(down.down_s)
 
     def _link(self, link: Link, num_clients: int) -> Link:
         if self.coordinator_bits_per_s is None:
             return link
         return link.shared(self.coordinator_bits_per_s, num_clients)
-
-
-def _seconds(size: Size, function: Callable[[int], float]) -> Seconds:
-    return Seconds(function(size.low), function(size.high), function(size.most))
 
 
 def _mask(leg: _Leg) -> Transfer:

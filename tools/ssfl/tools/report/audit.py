@@ -4,15 +4,13 @@ It only reads and takes no lock. The run may be over, crashed or in progress, or
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.status import Status
-
+from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
 from ssfl.method.strategies.contract import Work
 from ssfl.program import settings
@@ -67,10 +65,9 @@ class Audit:
     @property
     def same_model(self) -> bool | None:
         """True if the newest model is that of the accepted uploads; None if not known."""
-        if not self.is_sound:
-            bytes_only = all("ledger.csv" in problem for problem in self.problems)
-            if not bytes_only or any(step.verdict in BAD for step in self.steps):
-                return False
+        others = any("ledger.csv" not in problem for problem in self.problems)
+        if others or any(step.verdict in BAD for step in self.steps):
+            return False
         return True if self.state and self.state.model_step and not self.not_kept else None
 
     @property
@@ -89,11 +86,16 @@ class Audit:
 def audit(argv: Sequence[str]) -> int:
     """Run the command."""
     config = settings.load(AuditConfig, argv, None, "ssfl audit", DESCRIPTION, EPILOG)
-    report: Callable[[str], None] = partial(console().print, soft_wrap=True)
-    if config.json:
-        report = _discard
+    screen = console()
+    screen.quiet = config.json
+    report = partial(screen.print, soft_wrap=True)
     try:
-        with _progress() as on_upload:
+        with console(stderr=True).status("") as status:  # shown on a terminal only
+
+            def on_upload(step: Step, done: int) -> None:
+                uploads = len(step.closed or ())
+                status.update(f"step {step.number}: upload {done + 1} of {uploads}")
+
             found = _audit(config.state_dir, report, on_upload)
     except (StateError, OSError) as error:
         raise ProgramError(str(error), ExitCode.STATE) from error
@@ -139,16 +141,12 @@ def _audit(root: Path, report: Callable[[str], None], on_upload: OnUpload) -> Au
     return Audit(run, refold.state, tuple(steps), tuple(problems))
 
 
-def _discard(_line: str) -> None:
-    """Print nothing."""
-
-
 def _line(step: StepResult) -> str:
     made = f"mask {step.mask_digest[:12]}" if step.work is Work.SCORE else ""
     made = made or f"model {step.base_digest[:12]}"
     again = f" (attempt {step.attempt})" if step.attempt else ""
     problem = f": {step.problem}" if step.problem else ""
-    clients = f"{step.clients} client" + "s" * (step.clients != 1)
+    clients = plural(step.clients, "client")
     return (
         f"step {step.step:>4}  {step.work:<11}  round {step.round_number:>4}{again}  {clients:>12}"
         f"  {made:<18}  {step.verdict}{problem}"
@@ -168,16 +166,3 @@ def _document(found: Audit) -> dict[str, Any]:
         "problems": found.problems,
         "steps": [asdict(step) for step in found.steps],
     }
-
-
-@contextmanager
-def _progress() -> Iterator[OnUpload]:
-    """Show the upload that is being read, if stderr is a terminal."""
-    errors = console(stderr=True)
-    with Status("", console=errors) as status:
-
-        def on_upload(step: Step, done: int) -> None:
-            uploads = len(step.closed or ())
-            status.update(f"step {step.number}: upload {done + 1} of {uploads}")
-
-        yield on_upload

@@ -11,12 +11,13 @@ from typing import Any
 from ssfl.durable.files import write_atomic
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.exits import ExitCode, ProgramError, usage_error
 from ssfl.server.report.contents import HTML, report_document, write_files, write_report
 from ssfl.server.report.from_state_dir import open_state
 from ssfl.server.report.page import page, to_json
 from ssfl.server.report.source import HISTORY, ReportError, Source, open_folder
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.tools.model.folder import folders_with
 from ssfl.tools.report.compare import comparison_document
 from ssfl.tools.terminal import console
 
@@ -30,8 +31,6 @@ EPILOG = (
     "into the current folder. --out names another HTML file. JSON and CSV files go next to it: for "
     "x.html, x.json, x-rounds.csv, x-evaluations.csv and x-clients.csv. A comparison has no CSV."
 )
-SHOWN = 12  # runs listed before "…"
-_DEPTHS = ("*", "*/*", "*/*/*", "*/*/*/*")
 WHERE_RUNS_ARE = "a coordinator writes history.json into runs/<run>/coordinator/"
 
 
@@ -46,46 +45,38 @@ class ReportConfig:
     open: bool = setting(False, "show the report in a browser")
 
 
-def report(argv: Sequence[str]) -> int:
+def report(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(ReportConfig, argv, None, "ssfl report", DESCRIPTION, EPILOG)
     try:
-        if config.other:
-            pair = (open_run(config.run), open_run(Path(config.other)))
-            written = _of_two(config, comparison_document(*pair))
-        else:
-            written = _of_one(config, open_run(config.run))
+        source = open_run(config.run)
+        other = open_run(Path(config.other)) if config.other else None
+        comparison = comparison_document(source, other) if other else None
+        if config.json:
+            print(to_json(comparison or report_document(source)).decode(), end="")
+            return
+        written = _write(config, source, comparison)
     except ReportError as error:
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
-    if written:
-        console().print(f"report: {written}", soft_wrap=True)
-        if config.open and not webbrowser.open(written.absolute().as_uri()):
-            console().print("no browser could be started: open the file by hand")
-    return int(ExitCode.DONE)
+    console().print(f"report: {written}", soft_wrap=True)
+    if config.open and not webbrowser.open(written.absolute().as_uri()):
+        console().print("no browser could be started: open the file by hand")
 
 
-def _of_one(config: ReportConfig, source: Source) -> Path | None:
-    """Print the report of a run, or write it; return the HTML file."""
-    if config.json:
-        _print(report_document(source))
-        return None
-    if (source.folder / HISTORY).is_file() and not config.out:
+def _write(config: ReportConfig, source: Source, comparison: Mapping[str, Any] | None) -> Path:
+    """Write the report of a run, or the comparison of two; return the HTML file."""
+    if not (comparison or config.out) and (source.folder / HISTORY).is_file():
         with _writing(source.folder / HTML):
             return write_report(source.folder)
-    html = _html(config, f"report-{source.summary['run_id']}.html")
+    default = "comparison.html" if comparison else f"report-{source.summary['run_id']}.html"
+    html = Path(config.out or default)
+    if html.suffix.lower() not in (".html", ".htm"):
+        raise usage_error(f"--out must end in .html, got {html}")
     with _writing(html):
-        write_files(source, html, f"{html.stem}-")
-    return html
-
-
-def _of_two(config: ReportConfig, document: Mapping[str, Any]) -> Path | None:
-    """Print the comparison of two runs, or write it; return the HTML file."""
-    if config.json:
-        _print(document)
-        return None
-    html = _html(config, "comparison.html")
-    with _writing(html):
-        write_comparison(html, document)
+        if comparison:
+            write_comparison(html, comparison)
+        else:
+            write_files(source, html, f"{html.stem}-")
     return html
 
 
@@ -96,21 +87,9 @@ def _writing(html: Path) -> Iterator[None]:
         yield
     except OSError as error:
         folder = "" if html.parent.is_dir() else f" (there is no folder {html.parent})"
-        raise ProgramError(
-            f"cannot write {html}: {error.strerror}{folder}; --out names another file",
-            ExitCode.USAGE,
+        raise usage_error(
+            f"cannot write {html}: {error.strerror}{folder}; --out names another file"
         ) from error
-
-
-def _print(document: Mapping[str, Any]) -> None:
-    print(to_json(document).decode(), end="")
-
-
-def _html(config: ReportConfig, default: str) -> Path:
-    html = Path(config.out or default)
-    if html.suffix.lower() not in (".html", ".htm"):
-        raise ProgramError(f"--out must end in .html, got {html}", ExitCode.USAGE)
-    return html
 
 
 def write_comparison(html: Path, document: Mapping[str, Any]) -> None:
@@ -124,37 +103,30 @@ def open_run(where: Path) -> Source:
     if where.name == HISTORY:
         where = where.parent
     if not where.is_dir():
-        raise ReportError(f"there is no folder {where}: {WHERE_RUNS_ARE}{_nearby(Path('runs'))}")
+        raise ReportError(f"there is no folder {where}: {WHERE_RUNS_ARE}{_runs_in(Path('runs'))}")
     for pattern in (".", "coordinator", "*/coordinator", "models/*/coordinator"):
         if found := _only(where, pattern):
             return open_folder(found)
     for state in (where, where / "state"):
         if StateDirectory(state).journal.is_file():
-            return _newest(open_state(state), where / "runs")
+            source = open_state(state)
+            results = where / "runs" / source.summary["run_id"] / "coordinator"
+            return open_folder(results) if (results / HISTORY).is_file() else source
     if found := _only(where, "runs/*/coordinator"):
         return open_folder(found)
     raise ReportError(
         f"{where} is not a run: it has neither {HISTORY} nor a journal; "
-        f"{WHERE_RUNS_ARE}{_nearby(where)}"
+        f"{WHERE_RUNS_ARE}{_runs_in(where)}"
     )
 
 
 def _only(where: Path, pattern: str) -> Path | None:
     """Return the result folder that matches; raise ReportError if several do."""
-    found = [file.parent for file in islice(where.glob(f"{pattern}/{HISTORY}"), SHOWN + 1)]
+    found = [file.parent for file in islice(where.glob(f"{pattern}/{HISTORY}"), 2)]
     if len(found) > 1:
-        raise ReportError(f"{where} has several runs: name one of them{_nearby(where)}")
+        raise ReportError(f"{where} has several runs: name one of them{_runs_in(where)}")
     return found[0] if found else None
 
 
-def _newest(state: Source, runs: Path) -> Source:
-    """Return the results of the run of a state directory if there are some, else the state."""
-    results = runs / state.summary["run_id"] / "coordinator"
-    return open_folder(results) if (results / HISTORY).is_file() else state
-
-
-def _nearby(folder: Path) -> str:
-    below = (file for depth in _DEPTHS for file in folder.glob(f"{depth}/{HISTORY}"))
-    found = sorted(str(file.parent) for file in islice(below, SHOWN + 1))
-    more = " …" if len(found) > SHOWN else ""
-    return f"; runs are in {', '.join(found[:SHOWN])}{more}" if found else ""
+def _runs_in(folder: Path) -> str:
+    return folders_with("runs", folder, HISTORY, 4)

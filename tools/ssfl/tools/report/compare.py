@@ -1,6 +1,7 @@
 """Comparison of two runs: settings, accuracy at equal rounds and bytes, bytes, times, masks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def comparison_document(
         "runs": [{key: report[key] for key in _KEPT} for report in reports],
         "settings": [
             *_differing(first.summary["settings"], second.summary["settings"]),
-            *_encoding_differences(*(report["encodings"] for report in reports)),
+            *_differing(*(_encodings(report) for report in reports)),
         ],
         "measure": measure,
         "at_equal_rounds": _at_equal(by_round, whole=True),
@@ -56,28 +57,17 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-def _encoding_differences(
-    one: Mapping[str, list[str]], other: Mapping[str, list[str]]
-) -> list[Entry]:
-    """Return the encodings of values that differ, through --reference-coding or the links."""
-    return [
-        {
-            "name": f"encoding of values {way}",
-            "values": [", ".join(one[way]), ", ".join(other[way])],
-        }
-        for way in one
-        if one[way] != other[way]
-    ]
+def _encodings(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return the encodings of values, which depend on --reference-coding and the links."""
+    ways = report["encodings"].items()
+    return {f"encoding of values {way}": ", ".join(names) for way, names in ways}
 
 
 def _tests(report: Mapping[str, Any], measure: str, over: str = "rounds") -> list[Point]:
-    """Return the tests of the run's models, by rounds done or by bytes sent.
-
-    If a model was tested twice, the test by all clients counts.
-    """
+    """Return the tests of the run's models, by rounds done or by bytes sent."""
     curve, evaluations = report["curve"], report["evaluations"]
     found = {point["round"]: point[measure] for point in curve}
-    found |= {point["rounds_done"]: point[measure] for point in evaluations}
+    found |= {point["rounds_done"]: point[measure] for point in evaluations}  # by all clients
     places = {rounds: rounds for rounds in found}
     if over == "bytes":  # count the bytes of the model, not those of its evaluation
         places = {point["rounds_done"]: point["sent_bytes"] for point in evaluations}
@@ -98,51 +88,38 @@ def _at_equal(runs: Sequence[Sequence[Point]], *, whole: bool) -> list[Entry]:
         places = dict.fromkeys(round(place) for place in places)
     lines = []
     for place in places:
-        values = [_newest(points, place) for points in runs]
+        values = [[value for at, value in points if at <= place][-1] for points in runs]
         lines.append({"at": place, "values": values, "difference": values[1] - values[0]})
     return lines
 
 
-def _newest(points: Sequence[Point], place: float) -> float:
-    return next(value for at, value in reversed(points) if at <= place)
-
-
 def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:
     """Return the bytes of both runs by phase and direction, over all encodings."""
-    places = {(row["phase"], row["direction"]) for rows in ledgers for row in rows}
-    return [
-        _ledger_line(phase, direction, ledgers)
-        for phase in (*PHASES, CONNECTION)
-        for direction in ("up", "down")
-        if (phase, direction) in places
-    ]
-
-
-def _ledger_line(
-    phase: str, direction: str, ledgers: Sequence[Sequence[Mapping[str, Any]]]
-) -> Entry:
-    matching = [
-        [row for row in rows if (row["phase"], row["direction"]) == (phase, direction)]
-        for rows in ledgers
-    ]
-    sums = {
-        count: [sum(row.get(count) or 0 for row in rows) for rows in matching]
-        for count in ("payload_bytes", "message_bytes", "socket_bytes")
-    }
-    sent = [sent_bytes(rows) for rows in matching]
-    counted = sums["socket_bytes"] if phase == CONNECTION else sent
-    return {
-        "phase": phase,
-        "direction": direction,
-        "encodings": [sorted({row["encoding"] for row in rows} - {""}) for rows in matching],
-        **sums,
-        "bytes": counted,
-        "ratio": counted[1] / counted[0] if counted[0] else None,
-    }
+    lines = []
+    for place in product((*PHASES, CONNECTION), ("up", "down")):
+        matching = [
+            [row for row in rows if (row["phase"], row["direction"]) == place] for rows in ledgers
+        ]
+        if not any(matching):
+            continue
+        sums = {
+            count: [sum(row.get(count) or 0 for row in rows) for rows in matching]
+            for count in ("payload_bytes", "message_bytes", "socket_bytes")
+        }
+        phase, direction = place
+        sent = sums["socket_bytes"] if phase == CONNECTION else [*map(sent_bytes, matching)]
+        lines.append({
+            "phase": phase,
+            "direction": direction,
+            "encodings": [sorted({row["encoding"] for row in rows} - {""}) for rows in matching],
+            **sums,
+            "bytes": sent,
+            "ratio": sent[1] / sent[0] if sent[0] else None,
+        })  # fmt: skip
+    return lines
 
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
-    """Return the overlap of the two masks, in all and by layer."""
     if "fedavg" in (source.summary["settings"].get("strategy") for source in (first, second)):
         return {"why_not": "strategy fedavg has no mask", "layers": []}
     if first.model is None or second.model is None:

@@ -1,6 +1,6 @@
 """Charts of a run, from its history."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,7 @@ History = Mapping[str, Any]
 
 
 def plot_accuracy(histories: Mapping[str, History], path: Path) -> bool:
-    """Draw pooled accuracy against the megabytes sent in both directions, one-off bytes included.
-
-    If the task has no accuracy, draw the loss. Return False if no model was tested.
-    """
+    """Draw pooled accuracy, or else loss, by megabytes sent; return False if nothing was tested."""
     curves = {name: accuracy_curve(history) for name, history in histories.items()}
     what, unit = "pooled test accuracy, %", " %"
     if not all(accuracy for _, accuracy in curves.values()):
@@ -68,7 +65,7 @@ def accuracy_curve(
         if entry[what] is not None:
             megabytes.append(so_far)  # the base was tested before the bytes of the round were sent
             values.append(scale * entry[what])
-        so_far = _total(entry["ledger"])
+        so_far = sum(row["message_bytes"] for row in entry["ledger"]) / 1e6
     if history["evaluations"] and history["evaluations"][-1][what] is not None:
         megabytes.append(so_far)
         values.append(scale * history["evaluations"][-1][what])
@@ -82,11 +79,7 @@ def plot_layers(history: History, path: Path) -> None:
     shares = [100 * layer["kept"] / layer["size"] for layer in layers.values()]
     figure, axes = plt.subplots(figsize=(7, 1.4 + 0.32 * len(names)), layout="constrained")
     axes.barh(names, shares, color=SSFL)
-    # Labels are to the right of the axes, so that the line of the mean does not cross them.
-    right_of_axes = axes.get_yaxis_transform()
-    for place, layer in enumerate(layers.values()):
-        text = f"{layer['kept']:,} of {layer['size']:,}"
-        axes.text(1.01, place, text, transform=right_of_axes, va="center", fontsize=8)
+    _label_rows(axes, [f"{layer['kept']:,} of {layer['size']:,}" for layer in layers.values()])
     mean = 100 * history["mask"]["num_kept"] / history["mask"]["num_masked"]
     axes.axvline(mean, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, max(*shares, mean) * 1.03)
@@ -111,11 +104,7 @@ def plot_densities(history: History, path: Path) -> None:
         (right, thinnest, [row["thinnest"]["name"] for row in rows]),
     ):
         axes.barh(names, widths, color=colours)
-        for place, label in enumerate(labels):
-            axes.text(
-                1.01, place, label, transform=axes.get_yaxis_transform(), va="center", fontsize=8,
-                parse_math=False,
-            )  # fmt: skip
+        _label_rows(axes, labels)
     left.set_ylabel("sparsity")
     left.set_xlabel("kB per client and round, one way")
     left.set_title("What each sparsity costs")
@@ -123,8 +112,7 @@ def plot_densities(history: History, path: Path) -> None:
     right.set_title("How thin its thinnest layer gets")
     left.invert_yaxis()
     if CHOSEN in colours:
-        handles = [Patch(color=CHOSEN, label="this run"), Patch(color=OTHERS, label="others")]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        _add_legend(figure, {"this run": CHOSEN, "others": OTHERS})
     _save(figure, path)
 
 
@@ -147,13 +135,16 @@ def plot_timeline(history: History, path: Path, last: int = 6) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.set_title("Timeline of the clients", pad=20)
-    handles = [
-        Patch(color=WAITING, label="waits for the task"),
-        Patch(color=TRAINING, label="tests and trains"),
-        Patch(color=TRANSFER, label="receives and sends"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    meanings = {"waits for the task": WAITING, "tests and trains": TRAINING}
+    _add_legend(figure, {**meanings, "receives and sends": TRANSFER})
     _save(figure, path)
+
+
+def _label_rows(axes: Axes, labels: Iterable[str]) -> None:
+    """Write labels to the right of the axes, where no line crosses them."""
+    right = axes.get_yaxis_transform()
+    for place, text in enumerate(labels):
+        axes.text(1.01, place, text, transform=right, va="center", fontsize=8, parse_math=False)
 
 
 def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> None:
@@ -166,8 +157,10 @@ def _draw_row(axes: Axes, place: int, began: float, row: Mapping[str, Any]) -> N
         axes.barh(place, length, left=began + start, color=colour, height=0.7)
 
 
-def _total(ledger: list[Mapping[str, Any]]) -> float:
-    return float(sum(row["message_bytes"] for row in ledger)) / 1e6
+def _add_legend(figure: Any, colours: Mapping[str, str]) -> None:
+    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    place, count = "outside lower center", len(handles)
+    figure.legend(handles=handles, loc=place, ncols=count, frameon=False)
 
 
 def _save(figure: Any, path: Path) -> None:

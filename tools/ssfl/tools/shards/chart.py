@@ -1,7 +1,4 @@
-"""Chart of the classes of each client: a bar per client, a colour per class, as in the paper.
-
-A second panel shows the sizes, which differ in unbalanced partitions.
-"""
+"""Chart of the classes of each client, with a bar per client as in the paper, and of the sizes."""
 
 from pathlib import Path
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.errors import DataError, OptionError
+from ssfl.datasets.errors import OptionError
 from ssfl.datasets.shards.options import Cut
 from ssfl.datasets.shards.shard_file import PICTURE, SUMMARY
 from ssfl.datasets.shards.summary import ShardSummary
@@ -17,7 +16,7 @@ from ssfl.datasets.source import LAYOUTS, MISSING, TARGETS, SourceOptions, read_
 from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm
+from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
 from ssfl.program.printable import printable
 from ssfl.tools.shards.view import ProgressView, data_set_line, summary_table
 from ssfl.tools.terminal import console
@@ -47,9 +46,7 @@ class ShardsConfig:
     """Settings of `ssfl shards`."""
 
     source: str = setting(
-        "digits",
-        "a known data set, a file or a folder; see below",
-        metavar="NAME",
+        "digits", "a known data set, a file or a folder; see below", metavar="NAME"
     )
     path: Path | None = setting(
         None, "folder with the files of a known data set; by default the cache"
@@ -58,23 +55,17 @@ class ShardsConfig:
     mirror: str = setting("", "another address to download from", metavar="URL")
     test: Path | None = setting(None, "a second file or folder that holds the test samples")
     label: str = setting("", "table: the column to predict", metavar="COLUMN")
-    target: str = setting(
-        "auto", "kind of value to predict",
-        choices=TARGETS,
-    )  # fmt: skip
+    target: str = setting("auto", "kind of value to predict", choices=TARGETS)
     ignore: str = setting("", "table: columns to leave out, such as id,name", metavar="COLUMNS")
     missing: str = setting(
         "refuse",
         "table: refuse empty cells, drop their rows, or fill in the mean of the column",
         choices=MISSING,
-    )  # fmt: skip
+    )
     standardize: bool = setting(
-        True, "table: scale columns of numbers to mean 0 and variance 1; numbers to predict, too",
-    )  # fmt: skip
-    layout: str = setting(
-        "auto", "archive: position of the channels of images",
-        choices=LAYOUTS,
-    )  # fmt: skip
+        True, "table: scale columns of numbers to mean 0 and variance 1; numbers to predict, too"
+    )
+    layout: str = setting("auto", "archive: position of the channels of images", choices=LAYOUTS)
     image_size: int = setting(
         0, "folder: side of the square that images are resized to; 0: all have one size",
         unit="pixels", le=4096,
@@ -90,7 +81,7 @@ class ShardsConfig:
         return SourceOptions(**shared, ignore=_columns(self.ignore))
 
 
-def shards(argv: Sequence[str]) -> int:
+def shards(argv: Sequence[str]) -> None:
     """Run the command."""
     config = settings.load(ShardsConfig, argv, None, "ssfl shards", DESCRIPTION, EXPLANATION)
     raise_on_sigterm()
@@ -99,30 +90,22 @@ def shards(argv: Sequence[str]) -> int:
         check_folder(config.out, overwrite=config.overwrite)
         with ProgressView() as progress:
             data = read_source(config.source_options(), progress.show)
-        _print_data_set(screen, data)
+        screen.print(data_set_line(data))
+        _print_notes(screen, data.notes)
         draw = _chart_function(screen)
         with ProgressView() as progress:
             summary = make_shards(
-                config.out,
-                data,
-                config.cut,
-                overwrite=config.overwrite,
-                on_progress=progress.show,
-                draw=draw,
-            )
+                config.out, data, config.cut,
+                overwrite=config.overwrite, on_progress=progress.show, draw=draw,
+            )  # fmt: skip
     except OptionError as error:
-        raise ProgramError(str(error), ExitCode.USAGE) from error
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+        raise usage_error(str(error)) from error
     except MemoryError:
-        raise ProgramError(
-            "the data set does not fit into this machine's memory", ExitCode.BAD_DATA
-        ) from None
-    for note in summary.notes[len(data.notes) :]:
-        screen.print(printable(f"  {note}"))
+        text = "the data set does not fit into this machine's memory"
+        raise ProgramError(text, ExitCode.BAD_DATA) from None
+    _print_notes(screen, summary.notes[len(data.notes) :])
     screen.print(summary_table(summary))
     _print_files(screen, config, summary, PICTURE if draw else "")
-    return int(ExitCode.DONE)
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -131,9 +114,8 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _print_data_set(screen: Console, data: DataSet) -> None:
-    screen.print(data_set_line(data))
-    for note in data.notes:
+def _print_notes(screen: Console, notes: Sequence[str]) -> None:
+    for note in notes:
         screen.print(printable(f"  {note}"))
 
 

@@ -2,20 +2,19 @@
 
 import sys
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.shards.summary import ShardSummary
 from ssfl.datasets.wording import plural
 from ssfl.program.printable import printable
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, right
 
 _MAX_COLUMNS = 12  # of more classes, only the largest are named
 _MAX_HEADING = 60  # characters of all class names together
@@ -49,12 +48,7 @@ class ProgressView:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._bars.stop()
 
     def show(self, what: str, done: int, total: int) -> None:
@@ -87,20 +81,17 @@ def summary_table(summary: ShardSummary) -> Table:
     """Return the table of samples per shard, by class or with the range of targets."""
     names = [printable(name) for name in summary.group_names]
     if not summary.num_classes:
-        table = Table(title="samples and their targets", title_justify="left")
-        headings, cells = ["min", "mean", "max"], _range_cells(summary)
+        title, columns = "samples and their targets", [*map(right, ("min", "mean", "max"))]
+        cells = _range_cells(summary)
     elif len(names) <= _MAX_COLUMNS and sum(map(len, names)) <= _MAX_HEADING:
-        table = Table(title="training samples per class", title_justify="left")
-        headings, cells = names, _count_cells(summary.train_counts)
+        title, columns = "training samples per class", [right(Text(name)) for name in names]
+        rows = [*summary.train_counts, summary.train_counts.sum(axis=0)]
+        cells = [[Text(f"{count:,}" if count else "·") for count in row] for row in rows]
     else:
-        table = Table(title="samples and their classes", title_justify="left")
-        headings, cells = ["classes", "largest"], _largest_cells(summary.train_counts, names)
-    table.add_column("shard")
-    for heading in headings:
-        justify: Any = "left" if heading == "largest" and len(headings) == 2 else "right"
-        table.add_column(Text(heading), justify=justify)
-    for heading in ("train", "val", "test"):
-        table.add_column(heading, justify="right")
+        title, columns = "samples and their classes", [right("classes"), Column("largest")]
+        cells = _largest_cells(summary.train_counts, names)
+    columns = [Column("shard"), *columns, *map(right, ("train", "val", "test"))]
+    table = Table(*columns, title=title, title_justify="left")
     parts = (summary.train_counts, summary.val_counts, summary.test_counts)
     totals = [[f"{count:,}" for count in part.sum(axis=1)] for part in parts]
     stems = [path.stem for path in summary.paths]
@@ -119,11 +110,6 @@ def _visible_clients(clients: int) -> list[int]:
     if clients <= _MAX_ROWS:
         return list(range(clients))
     return [*range(_FIRST_ROWS), -1, *range(clients - _LAST_ROWS, clients)]
-
-
-def _count_cells(counts: Counts) -> list[list[Text]]:
-    rows = [*counts, counts.sum(axis=0)]
-    return [[Text(f"{count:,}" if count else "·") for count in row] for row in rows]
 
 
 def _largest_cells(counts: Counts, names: list[str]) -> list[list[Text]]:

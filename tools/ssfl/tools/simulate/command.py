@@ -2,25 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.partition import KINDS
 from ssfl.datasets.wording import plural
 from ssfl.learning.errors import DeviceError
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
-from ssfl.program.exits import (
-    ExitCode,
-    ProgramError,
-    Terminated,
-    raise_on_sigterm,
-    usage_error,
-)
+from ssfl.program.exits import ExitCode, Terminated, raise_on_sigterm, usage_error
 from ssfl.program.printable import printable
-from ssfl.program.settings.options import Value, options_of
+from ssfl.program.settings.options import options_of
 from ssfl.study.errors import StudyError
 from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
 from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunSpec
@@ -87,13 +81,8 @@ class DataFlags:
 class SimulateConfig:
     """What to simulate, and where to store it; data and run settings are also flags."""
 
-    grid: Path | None = field(
-        default=None,
-        metadata={
-            "help": "file with the settings of a sweep; see below",
-            "positional": True,
-            "metavar": "GRID.toml",
-        },
+    grid: Path | None = setting(
+        None, "file with the settings of a sweep; see below", positional=True, metavar="GRID.toml"
     )
     seeds: str = setting("1", "number of seeds; a list such as 0,1,2 names them", metavar="N|LIST")
     mode: str = setting(
@@ -104,8 +93,8 @@ class SimulateConfig:
     task: str = setting(IMAGE, "task: image, table, a .py file, or an importable module")
     device: str = setting(CPU, "device that clients compute on", choices=DEVICES)
     out: Path | None = setting(
-        None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep",
-    )  # fmt: skip
+        None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep"
+    )
     workers: int = setting(0, "runs at once; 0: one for each CPU core, or one on a GPU", le=1024)
     json: bool = setting(False, "print the summary as JSON instead of a table")
 
@@ -124,22 +113,17 @@ def simulate(argv: Sequence[str]) -> int:
     )
     raise_on_sigterm()
     require_modules("torch", extra="client")
-    values = {
+    values: dict[str, Any] = {
         option.name: option.parse(given[option.name].text, given[option.name].subject)
         for option in OPTIONS
         if option.name in given
     }
     grid = values.get("grid")
-    out = values.get("out") or Path("runs", grid.stem if isinstance(grid, Path) else "simulate")
-    assert isinstance(out, Path)
-    workers = values.get("workers", 0)
-    assert isinstance(workers, int)
+    out = values.get("out") or Path("runs", grid.stem if grid else "simulate")
     try:
         specs = _study(values).specs()
         on_gpu = _need_devices({spec.device for spec in specs})
-        results = _results(specs, out, workers or int(on_gpu))
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+        results = _results(specs, out, values.get("workers") or int(on_gpu))
     except (DeviceError, MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
     write_summary(out, results)
@@ -147,18 +131,18 @@ def simulate(argv: Sequence[str]) -> int:
         print(json.dumps(summary_of(results), indent=1))
     else:
         _print_results(results, out)
-    return _exit_code(results)
+    if failed := [result for result in results if result.error]:
+        return int(ExitCode.BUG if any(run.is_bug for run in failed) else ExitCode.BAD_DATA)
+    return int(ExitCode.DONE)
 
 
-def _study(values: Mapping[str, Value]) -> Study:
+def _study(values: Mapping[str, Any]) -> Study:
     """Return the study of the file, if there is one, with the values of the flags."""
     grid, seeds = values.get("grid"), values.get("seeds")
-    study = read_grid(grid) if isinstance(grid, Path) else Study()
+    study = read_grid(grid) if grid else Study()
     fixed = {"source" if key == "data" else key: value for key, value in values.items()}
     study = study.with_base({key: value for key, value in fixed.items() if key in KEYS})
-    if seeds is None:
-        return study
-    return replace(study, seeds=read_seeds(str(seeds), "--seeds"))
+    return study if seeds is None else replace(study, seeds=read_seeds(seeds, "--seeds"))
 
 
 def _need_devices(names: Set[str]) -> bool:
@@ -172,7 +156,10 @@ def _need_devices(names: Set[str]) -> bool:
 
 
 def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResult]:
-    with StudyProgress(f"{_run_count(specs)}, results in {out}") as progress:
+    names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
+    parts = f"{plural(len(names), 'configuration')} x {plural(len(seeds), 'seed')}"
+    title = f"{plural(len(specs), 'run')} ({parts}), results in {out}"
+    with StudyProgress(title) as progress:
         try:
             return run_all(specs, out, workers, progress)
         except (KeyboardInterrupt, Terminated):
@@ -182,29 +169,15 @@ def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResul
             raise
 
 
-def _run_count(specs: Sequence[RunSpec]) -> str:
-    names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
-    parts = [plural(len(names), "configuration"), plural(len(seeds), "seed")]
-    return f"{plural(len(specs), 'run')} ({' x '.join(parts)})"
-
-
 def _print_results(results: Sequence[RunResult], out: Path) -> None:
     screen = console()
     screen.print(study_table(results, screen.width))
-    for result in results:
-        if result.error:
-            screen.print(
-                f"failed: {printable(f'{result.spec.label}: {result.error}')}", soft_wrap=True
-            )
-    if any(result.error for result in results):
+    failed = [result for result in results if result.error]
+    for result in failed:
+        text = printable(f"{result.spec.label}: {result.error}")
+        screen.print(f"failed: {text}", soft_wrap=True)
+    if failed:
         screen.print("the same command runs the failed ones again")
-    if len(results) == 1 and not results[0].error:
+    if len(results) == 1 and not failed:
         screen.print(f"model digest  {results[0].outcome['model_digest']}")
     screen.print(f"results       {out}/{SUMMARY}, {TABLE} and {RUNS}/", soft_wrap=True)
-
-
-def _exit_code(results: Sequence[RunResult]) -> int:
-    failed = [result for result in results if result.error]
-    if not failed:
-        return int(ExitCode.DONE)
-    return int(ExitCode.BUG if any(result.is_bug for result in failed) else ExitCode.BAD_DATA)

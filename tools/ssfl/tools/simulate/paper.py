@@ -11,21 +11,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ssfl.datasets.errors import DataError
 from ssfl.durable.files import write_atomic
 from ssfl.method.errors import MethodError
 from ssfl.method.settings import setting
 from ssfl.program import settings
-from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
+from ssfl.program.exits import raise_on_sigterm, usage_error
 from ssfl.program.version import ssfl_version
 from ssfl.study.errors import StudyError
 from ssfl.tools.local.local_run import require_modules
-from ssfl.tools.terminal import console
+from ssfl.tools.terminal import console, right
 
 DESCRIPTION = (
     "Tests the paper's claims at a small scale. Every experiment prints the claim and the result, "
     "draws a chart and stores the numbers. All runs are simulated in mode fast, shared between "
     "experiments and stored one by one; after a stop, the same command resumes."
+)
+EXPLANATION = (
+    "Experiments: sparsity, controls, layers, newcomers, mask-error, warm-up, partitions, "
+    "clients, convergence, profiles.\n\nFor example: ssfl paper --only sparsity,controls"
 )
 SEEDS = 5
 SOURCES = ("fashion-mnist", "mnist", "cifar10", "digits")
@@ -44,25 +47,20 @@ class PaperConfig:
     out: Path = setting(Path("runs/paper"), "folder for the results")
     workers: int = setting(0, "runs at once; 0: one per core", le=1024)
 
-    def validate(self) -> None:
-        """Accept every combination."""
 
-
-def paper(argv: Sequence[str]) -> int:
+def paper(argv: Sequence[str]) -> None:
     """Run the command."""
-    config = settings.load(PaperConfig, argv, None, "ssfl paper", DESCRIPTION, _explanation())
+    config = settings.load(PaperConfig, argv, None, "ssfl paper", DESCRIPTION, EXPLANATION)
     raise_on_sigterm()
     require_modules("torch", extra="client")
     require_modules("matplotlib", extra="data")
     try:
-        return _run(config)
-    except DataError as error:
-        raise ProgramError(str(error), ExitCode.BAD_DATA) from error
+        _run(config)
     except (MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
 
 
-def _run(config: PaperConfig) -> int:
+def _run(config: PaperConfig) -> None:
     from ssfl.experiments import EXPERIMENTS
     from ssfl.experiments.contract import Runs
     from ssfl.experiments.recipe import Recipe
@@ -70,12 +68,11 @@ def _run(config: PaperConfig) -> int:
     from ssfl.tools.simulate.view import StudyProgress
 
     names = [name.strip() for name in config.only.split(",") if name.strip()] or list(EXPERIMENTS)
+    known = ", ".join(EXPERIMENTS)
     for name in names:
         if name not in EXPERIMENTS:
-            known = ", ".join(EXPERIMENTS)
-            raise usage_error(
-                f"--only: there is no experiment {name}; the experiments are: {known}"
-            )
+            text = f"--only: there is no experiment {name}; the experiments are: {known}"
+            raise usage_error(text)
     if config.data and config.data not in SOURCES:
         raise usage_error(f"--data must be one of {', '.join(SOURCES)}, got {config.data!r}")
     chosen = [EXPERIMENTS[name] for name in names]
@@ -111,15 +108,9 @@ def _run(config: PaperConfig) -> int:
     screen.print(
         f"results: {config.out}/*.json and *.png; {len(results)} runs, {cpu:.0f} CPU seconds"
     )
-    missed = [
-        row["label"]
-        for document in documents
-        for row in document["rows"]
-        if row.get("met") is False
-    ]
-    if missed:
+    rows = (row for document in documents for row in document["rows"])
+    if missed := [row["label"] for row in rows if row.get("met") is False]:
         screen.print(f"not reached: {'; '.join(missed)}")
-    return int(ExitCode.DONE)
 
 
 def _print_experiment(document: dict[str, Any], screen: Console) -> None:
@@ -127,10 +118,8 @@ def _print_experiment(document: dict[str, Any], screen: Console) -> None:
     screen.print(Text(f"{document['title']} ({document['experiment']}.png)", style="bold"))
     screen.print(f"the paper: {document['paper']}", highlight=False)
     if document["rows"]:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for name, justify in (("here", "left"), ("mean", "right"), ("95 % interval", "right"),
-                              ("at least", "right"), ("", "left")):  # fmt: skip
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        numbers = map(right, ("mean", "95 % interval", "at least"))
+        table = Table("here", *numbers, "", box=box.SIMPLE_HEAD, pad_edge=False)
         for row in document["rows"]:
             table.add_row(*_cells(row))
         screen.print(table)
@@ -154,10 +143,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return value
-
-
-def _explanation() -> str:
-    return (
-        "Experiments: sparsity, controls, layers, newcomers, mask-error, warm-up, partitions, "
-        "clients, convergence, profiles.\n\nFor example: ssfl paper --only sparsity,controls"
-    )

@@ -149,8 +149,7 @@ def study_table(results: Sequence[RunResult], width: int) -> Table:
     columns = _columns(rows, narrow=width < WIDE)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     table.add_column("configuration", overflow="fold", min_width=len("configuration"))
-    table.add_column("seeds", justify="right")
-    for heading in columns:
+    for heading in ("seeds", *columns):
         table.add_column(heading, justify="right")
     for row in rows:
         good, failed = len(row["seeds"]), len(row["failed_seeds"])
@@ -164,7 +163,6 @@ def study_table(results: Sequence[RunResult], width: int) -> Table:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Column]:
-    """Return the columns of accuracies, bytes and seconds, by heading."""
     accuracies = {
         heading: Column((name,), 100.0, 1 if narrow else 2, with_sd=True)
         for heading, name in SHOWN_ACCURACIES.items()
@@ -186,20 +184,14 @@ def _columns(rows: Sequence[Mapping[str, Any]], *, narrow: bool) -> dict[str, Co
 
 
 def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the explanation of the numbers in the table."""
     parts = ["Mean ± sd over seeds."] if any(len(row["seeds"]) > 1 for row in rows) else []
     counts = {result.outcome[f"evaluations_last_{LAST}"] for result in results if result.outcome}
     if counts == {1}:
-        parts.append(
-            f"Accuracies are those after the last round; --evaluate-last {LAST} makes pooled and "
-            f"mean those of {LAST} rounds."
-        )
+        more = f"--evaluate-last {LAST} makes pooled and mean those of {LAST} rounds."
+        parts.append(f"Accuracies are those after the last round; {more}")
     elif counts and max(counts):
-        tests = " or ".join(map(str, sorted(counts)))
-        parts.append(
-            f"Pooled and mean accuracy: of {tests} evaluations in the last {LAST} rounds; "
-            "personal: after the last."
-        )
+        tests = f"{' or '.join(map(str, sorted(counts)))} evaluations in the last {LAST} rounds"
+        parts.append(f"Pooled and mean accuracy: of {tests}; personal: after the last.")
     return " ".join(parts)
 
 
