@@ -27,7 +27,7 @@ class CallContext:
         coordinator: Coordinator,
         numbers: SessionNumbers,
         *,
-        names_proven: bool = False,  # by certificates, which IdentityInterceptor checks
+        names_proven: bool = False,  # by certificates, which Identity checks
     ) -> None:
         self.coordinator = coordinator
         self.numbers = numbers

@@ -17,7 +17,7 @@ from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
 from ssfl.server.loop.refusals import Refusals
 from ssfl.server.rpc.admin import AdminService
-from ssfl.server.rpc.auth import IdentityInterceptor
+from ssfl.server.rpc.auth import Identity
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
@@ -75,10 +75,10 @@ class Listener:
         token, mutual = (security.token, security.mutual) if security else ("", False)
         service = service_for(config, coordinator, names_proven=mutual)
         self.uploads = service.uploads
-        identity = IdentityInterceptor(token=token, certificates=mutual)
-        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s)
+        identity = Identity(token=token, certificates=mutual)
+        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s, identity)
         self._clients = grpc.aio.server(
-            interceptors=[status, identity],
+            interceptors=[status],
             options=client_options(connections_that_fit(config.max_connections)),
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._clients)
@@ -87,10 +87,12 @@ class Listener:
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
-        operator = IdentityInterceptor(certificates=mutual, admin=True)
         # Refusals on the admin port are logged, but not counted as refusals of clients.
-        slips = StatusInterceptor(Refusals(coordinator.clock, lambda _name: False))
-        self._admin = grpc.aio.server(interceptors=[slips, operator], options=OPTIONS)
+        slips = StatusInterceptor(
+            Refusals(coordinator.clock, lambda _name: False),
+            identity=Identity(certificates=mutual, admin=True),
+        )
+        self._admin = grpc.aio.server(interceptors=[slips], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(coordinator, str(config.out_dir)), self._admin
         )
