@@ -231,9 +231,10 @@ class Agent:
         if download is None or not download.complete:
             downloads.current = download
             raise Unavailable("the stream ended before the task was whole")
-        for number, payload in enumerate(download.payloads):
-            digest = hashlib.sha256(download.payload(number)).digest()
-            assert digest == payload.digest, "the coordinator sent a damaged payload"
+        for payload, part in zip(download.payloads, download.parts(), strict=True):
+            assert hashlib.sha256(part).digest() == payload.digest, (
+                "the coordinator sent a damaged payload"
+            )
         return download
 
     async def _send_answer(self) -> None:

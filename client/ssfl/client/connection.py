@@ -128,7 +128,7 @@ class ReconnectBackoff:
 
     def reached(self) -> None:
         """Record that the coordinator answered: reset the pauses and the deadline."""
-        self._stats.reached()
+        self._stats.connected = True
         if self._since_s is not None:
             log.info("reached the coordinator", extra={"address": self._address})
         self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True

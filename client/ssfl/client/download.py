@@ -36,10 +36,12 @@ class Download:
     def complete(self) -> bool:
         return self.receiver.complete
 
-    def payload(self, number: int) -> memoryview:
-        """Return the bytes of one payload."""
-        start = sum(payload.num_bytes for payload in self.payloads[:number])
-        return memoryview(self.buffer)[start : start + self.payloads[number].num_bytes]
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of each payload."""
+        start, view = 0, memoryview(self.buffer)
+        for payload in self.payloads:
+            yield view[start : start + payload.num_bytes]
+            start += payload.num_bytes
 
 
 @dataclass
@@ -84,11 +86,11 @@ class Downloads:
         if download is None or not download.complete:
             self.current = download
             raise Unavailable("the coordinator closed the stream before the task was complete")
-        for number, payload in enumerate(download.payloads):
-            if hashlib.sha256(download.payload(number)).digest() != payload.digest:
+        for payload, part in zip(download.payloads, download.parts(), strict=True):
+            if hashlib.sha256(part).digest() != payload.digest:
                 raise Unavailable("a download was damaged in transit")
-        num_bytes = len(download.buffer) - offset
-        self.stats.end_transfer("down", num_bytes, time.monotonic() - sent_s)
+        seconds = time.monotonic() - sent_s
+        self.stats.end_transfer("down", len(download.buffer) - offset, seconds)
         return download
 
     def _log_waiting(self, reason: str, waited_s: float) -> None:

@@ -20,11 +20,7 @@ class ProgressReporter:
     """Reports progress every 10 s inside a `with` block; a failed report is not repeated."""
 
     def __init__(
-        self,
-        stub: Any,
-        caller: pb.Caller,
-        step: int,
-        stats: ClientStats | None = None,
+        self, stub: Any, caller: pb.Caller, step: int, stats: ClientStats | None = None
     ) -> None:
         self._stats = stats or ClientStats()
         self._stub = stub
@@ -38,7 +34,7 @@ class ProgressReporter:
     def on_step(self, done: int, total: int) -> None:
         """Record the progress of the work; raise StepOver if the step has been closed."""
         self._done, self._all = done, total
-        self._stats.step(done, total)
+        self._stats.steps_done, self._stats.steps_all = done, total
         if self._closed:
             raise StepOver
 
@@ -58,6 +54,6 @@ class ProgressReporter:
             try:
                 response = self._stub.Progress(request, timeout=_TIMEOUT_S)
                 self._closed = response.step_closed
-                self._stats.reached()
+                self._stats.connected = True
             except grpc.RpcError:
-                self._stats.disconnected()  # the upload reports the cause
+                self._stats.connected = False  # the upload reports the cause

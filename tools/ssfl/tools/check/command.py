@@ -7,8 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ssfl.client.access import Access, read_access
-from ssfl.client.config import CLIENT_ID, ClientConfig, client_id_of, settings_elsewhere
+from ssfl.client.config import (
+    CLIENT_ID,
+    Access,
+    ClientConfig,
+    client_id_of,
+    read_access,
+    settings_elsewhere,
+)
 from ssfl.method.errors import ManifestError, SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
@@ -226,8 +232,8 @@ def _token(config: CheckConfig, client_id: str) -> bytes:
 
 def _settings(report: CheckReport) -> CheckResult[None]:
     """Read the run's settings as a client does."""
+    from ssfl.client.coding import read_settings
     from ssfl.client.errors import Refused
-    from ssfl.client.run_settings import read_settings
 
     answer = report.session.answer if report.session else None
     assert answer is not None
