@@ -10,8 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from ssfl.server.history.live_entries import HistoryEntry
-from ssfl.server.history.run_history import Entry, Newest
+from ssfl.server.history.run_history import Entry, HistoryEntry, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.contracts import LogReader
 
@@ -65,7 +64,7 @@ class Follower:
                 continue
             self._story.add(fact)
             if isinstance(fact, facts.StepCommitted) and (entry := self._story.newest_entry):
-                yield HistoryEntry(fact.step, *entry)
+                yield entry
 
 
 def _line(entry: Entry) -> bytes:

@@ -10,7 +10,7 @@ trained model. `loss` and `metrics` are pooled, too. A round's accuracies are th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import facts
@@ -20,6 +20,14 @@ from ssfl.server.run.quality import accuracies
 Entry = dict[str, Any]
 
 PACE_STEPS = 20  # newest rounds and tests from which the next durations are estimated
+
+
+class HistoryEntry(NamedTuple):
+    """An entry that a committed step added to the history."""
+
+    step: int
+    name: str  # of its list: masks, rounds or evaluations
+    entry: Entry
 
 
 @dataclass
@@ -167,17 +175,17 @@ class Newest:
         return self.account[0]
 
     @property
-    def newest_entry(self) -> tuple[str, Entry] | None:
-        """The entry of the newest committed step and the name of its list; None if it has none."""
+    def newest_entry(self) -> HistoryEntry | None:
+        """The entry of the step that was just committed; None if it has none."""
+        assert self.started is not None
         match self.last_work:
             case Work.SCORE:
-                return "masks", self.newest_mask
+                return HistoryEntry(self.started.step, "masks", self.newest_mask)
             case Work.TRAIN:
-                return "rounds", self.newest_round
+                return HistoryEntry(self.started.step, "rounds", self.newest_round)
             case Work.EVALUATE:
-                return "evaluations", self.newest_evaluation
-            case _:
-                return None
+                return HistoryEntry(self.started.step, "evaluations", self.newest_evaluation)
+        return None
 
     @property
     def newest(self) -> Entry:
@@ -201,23 +209,18 @@ class Newest:
         share = self.num_tests_timed / self.num_timed
         return median(rounds) + (share * median(tests) if tests else 0.0)
 
-    def _personal(self) -> dict[str, Any] | None:
-        """Return the results of personal models: means over clients, and a row per client."""
-        if not self.personal:
-            return None
-        return {
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary; the single steps are in `History`."""
+        personal = {
             "global": accuracies(row["evaluation"] for row in self.personal),
             "personal": accuracies(row["personal"] for row in self.personal),
             "clients": personal_rows(self.personal),
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary; the single steps are in `History`."""
         return {
             "votes": self.votes,
             "not_voted": self.not_voted,
             "densities": self.densities,
-            "personal": self._personal(),
+            "personal": personal if self.personal else None,
             "ledger": self.ledger,
             "num_void": self.num_void,
         }
@@ -233,8 +236,7 @@ class History(Newest):
 
     def _keep(self, name: str, entry: Entry) -> None:
         super()._keep(name, entry)
-        entries: list[Entry] = getattr(self, name)
-        entries.append(entry)
+        getattr(self, name).append(entry)
 
     def to_dict(self) -> dict[str, Any]:
         steps = {"masks": self.masks, "rounds": self.rounds, "evaluations": self.evaluations}

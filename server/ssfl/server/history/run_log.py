@@ -28,9 +28,8 @@ def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
             _log_fingerprints(state)
             warn_of_majority(state)
         case facts.StepStarted(work=Work.SCORE, reason=reason) if reason:
-            _info(
-                f"refreshing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number
-            )
+            event = f"refreshing the mask: {reason}"
+            _info(event, clients=len(fact.cohort), round=fact.round_number)
         case facts.StepStarted(work=Work.TRAIN):
             _info("round started", round=fact.round_number, clients=len(fact.cohort))
         case facts.StepStarted():
@@ -89,7 +88,11 @@ def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
         digest=mask.digest.hex()[:12],
         **changed,
     )
-    _log_votes(history)
+    if history.votes:
+        votes = [f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes]
+        _info("votes by share of the data: " + _first(12, votes))
+    else:
+        _info("no client was asked: the mask follows from the seed or from the weights")
     _info("what each layer keeps\n" + layer_table(mask.kept_by_tensor(manifest)))
     if history.densities:
         table = density_table(history.densities, link_speeds(history.votes), kept)
@@ -104,15 +107,6 @@ def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
             )
 
 
-def _log_votes(history: Newest) -> None:
-    if not history.votes:
-        _info("no client was asked: the mask follows from the seed or from the weights")
-        return
-    votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
-    more = len(history.votes) - 12
-    _info("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
-
-
 COARSE = 0.5  # share of an update lost in coding at which a run hardly learns
 
 
@@ -124,19 +118,16 @@ def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
         )
     others = [row["client"] for row in entry["clients"] if row.get("encoding") != value_type]
     if value_type != "float32" and others:
-        names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if others[5:] else "")
-        log.info("some updates are not in the encoding of the run", extra={"clients": names})
+        _info("some updates are not in the encoding of the run", clients=_first(5, others))
 
 
 def _log_clipped(entry: dict[str, Any], limit: float) -> None:
     """Log the clients whose updates were clipped, and the norms of these updates."""
-    norms = {row["client"]: row["clipped"] for row in entry["clients"] if "clipped" in row}
-    if norms:
-        shown = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
-        more = f" and {len(norms) - 12} more" if len(norms) > 12 else ""
+    clipped = [row for row in entry["clients"] if "clipped" in row]
+    if norms := [f"{row['client']} {row['clipped']:.4g}" for row in clipped]:
         log.warning(
             "updates were clipped to --max-update-norm",
-            extra={"round": entry["round"], "limit": limit, "norms": shown + more},
+            extra={"round": entry["round"], "limit": limit, "norms": _first(12, norms)},
         )
 
 
@@ -157,19 +148,16 @@ def _committed(state: RunState, history: Newest) -> None:
     elif history.last_work is Work.PERSONALIZE:
         _log_personal(history)
     elif history.last_work is Work.EVALUATE:
-        last = history.newest_evaluation
+        last, best = history.newest_evaluation, state.best
+        is_best = best is not None and best.rounds_done == state.rounds_done
         _info(
             "global model evaluated",
             rounds_done=state.rounds_done,
             **_tested("pooled", last),
             **({} if last["mean"] is None else {"mean": f"{100 * last['mean']:.2f}%"}),
             **({} if last["loss"] is None else {"loss": f"{last['loss']:.4f}"}),
-            **({"best": True} if _is_best(state) else {}),
+            **({"best": True} if is_best else {}),
         )
-
-
-def _is_best(state: RunState) -> bool:
-    return state.best is not None and state.best.rounds_done == state.rounds_done
 
 
 def _log_personal(history: Newest) -> None:
@@ -188,6 +176,12 @@ def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:
     metrics = {key: f"{value:.4g}" for key, value in entry["metrics"].items()}
     accuracy = entry["pooled"]
     return metrics if accuracy is None else {name: f"{100 * accuracy:.2f}%", **metrics}
+
+
+def _first(count: int, texts: list[str]) -> str:
+    """Return the first texts of a list, and how many more there are."""
+    more = f" and {len(texts) - count} more" if texts[count:] else ""
+    return ", ".join(texts[:count]) + more
 
 
 def _info(event: str, **fields: Any) -> None:

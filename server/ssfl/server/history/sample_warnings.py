@@ -50,11 +50,7 @@ class SampleCounts:
             log.warning(
                 "a client joined again with another number of samples: it counts from the next "
                 "step on",
-                extra={
-                    "client": client,
-                    "was": before.num_samples,
-                    "num_samples": now.num_samples,
-                },
+                extra={"client": client, "was": before.num_samples, "num_samples": now.num_samples},
             )
         if state.founders and client not in self._majority and majority(state) == client:
             self._majority.add(client)  # before the start, more clients may join

@@ -54,8 +54,7 @@ class StepTimes:
         last = max(step.closed or (), key=lambda client: _received_s(step, client), default=None)
         report = step.uploads[last].report if last is not None else {}
         until_closed = max(0.0, closed_s - self._began_s)
-        sending = max(0.0, _seconds(report, "sent_s") - _seconds(report, "asked_s"))
-        broadcast = min(until_closed, sending)
+        broadcast = min(until_closed, sending_s(report))
         training = min(until_closed - broadcast, _seconds(report, "work_s"))
         phases = {
             "broadcast": broadcast,
@@ -70,6 +69,11 @@ class StepTimes:
             "last": last,
             "began": self._began,
         }
+
+
+def sending_s(report: Mapping[str, Any]) -> float:
+    """Return how long sending a task to its client took, by the report about the result."""
+    return max(0.0, _seconds(report, "sent_s") - _seconds(report, "asked_s"))
 
 
 def _received_s(step: Step, client: ClientId) -> float:

@@ -1,7 +1,7 @@
 """Records published facts in the history, in the log and for the status page."""
 
 from ssfl.method.model_state import ModelState
-from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
+from ssfl.server.history.live_entries import LiveEntries
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import log_fact, log_mask
 from ssfl.server.loop.refusals import OUTLIER, Refusals
@@ -31,7 +31,7 @@ class Recorder:
     ) -> None:
         history = self.history
         if entry := history.newest_entry:
-            self._live_entries.add(HistoryEntry(fact.step, *entry), journal_bytes)
+            self._live_entries.add(entry, journal_bytes)
         if model and model.mask and history.newest_mask.get("step") == fact.step:
             log_mask(model.mask, model.manifest, history)
         for client in fact.report.get("outliers", []):

@@ -18,6 +18,7 @@ from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.accounting.ledger import CARRIED, CONNECTION, Direction
 from ssfl.server.accounting.memory import memory_limit_bytes, peak_memory_bytes
+from ssfl.server.history.timing import sending_s
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.status_codes import all_reasons
 from ssfl.server.run.state import Phase, RunState
@@ -132,20 +133,20 @@ class RunCollector(Collector):
         known = {client: results[client] for client in shown if client in results}
         phases = {
             (client, phase): seconds
-            for client, result in known.items()
+            for client, report in known.items()
             for phase, seconds in (
-                ("broadcast", result.broadcast_s),
-                ("training", result.work_s),
-                ("upload", result.upload_s),
+                ("broadcast", sending_s(report)),
+                ("training", report["work_s"]),
+                ("upload", report["upload_s"]),
             )
         }
         yield many(series.CLIENT_PHASE, phases)
         yield many(
             series.CLIENT_THROUGHPUT,
             {
-                client: result.upload_bytes / result.upload_s
-                for client, result in known.items()
-                if result.upload_s > 0
+                client: report["upload_bytes"] / report["upload_s"]
+                for client, report in known.items()
+                if report["upload_s"] > 0
             },
         )
 
@@ -158,8 +159,8 @@ class RunCollector(Collector):
         here = [client for client in members if client_state(state, client) not in GONE]
 
         def slowness(client: ClientId) -> tuple[bool, float]:
-            result = results.get(client)  # None: the client may never have finished
-            return client in waited_for, result.received_s if result else float("inf")
+            report = results.get(client, {})  # the client may never have finished
+            return client in waited_for, report.get("received_s", float("inf"))
 
         slow = sorted(here, key=slowness)
         silent = sorted(here, key=lambda one: self._presence.silent_s(one, now_s))

@@ -4,7 +4,7 @@ Documents are built on request, in the answering thread; the run does not call t
 current state is read from the published state, which is immutable. The past is read from the
 journal, so curves survive a restart. One request reads for at most READ_S, so that the first
 request for a long run is answered quickly; `history.read` is the share read so far. New entries
-come from the run itself (journal_follower.py).
+come from the run itself (live_entries.py).
 
 Never included: tokens, certificates, fingerprints, class counts and paths. Labels that sites share
 are shown as the reason for a new mask.
@@ -23,7 +23,7 @@ from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.dense_equivalent import has_own_masks
 from ssfl.server.accounting.memory import peak_memory_bytes
-from ssfl.server.history.journal_follower import Following
+from ssfl.server.history.live_entries import Following
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.run_view import RunView
 from ssfl.server.run.state import Phase, RunState, Stall
