@@ -19,6 +19,7 @@ from ssfl.v1 import transfer_pb2
 PHASES = ("initial", "scores", "mask", "values", "evaluation", "control")
 ONE_OFF = ("initial", "scores", "mask")
 CONNECTION = "connection"
+COUNTS = ("payload_bytes", "message_bytes", "socket_bytes")
 
 
 class Direction(StrEnum):

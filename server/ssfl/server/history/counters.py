@@ -17,13 +17,12 @@ from ssfl.server.accounting.dense_equivalent import (
     ModelHolders,
     has_own_masks,
 )
-from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.accounting.ledger import COUNTS, Direction, Ledger
 from ssfl.server.history.timing import PHASES
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.state import RunState, Step
 
-COUNTS = ("payload_bytes", "message_bytes", "socket_bytes")
 Key = tuple[str, str, str]  # phase, direction, encoding
 
 

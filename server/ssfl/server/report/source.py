@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
+from ssfl.server.accounting.ledger_file import ledger_lines
 from ssfl.server.history.run_history import Entry
 
 HISTORY, LEDGER = "history.json", "ledger.csv"
@@ -47,27 +49,19 @@ class Source:
     entries: Callable[[Sequence[str]], Entries]
     ledger: Path | None  # ledger.csv, if there is one
     model: tuple[Manifest, Mask] | None  # None before the first agreed mask
-    ledger_bytes: int | None = None  # of ledger.csv, if it may have grown since
+    ledger_bytes: int = -1  # of ledger.csv, if it may have grown since; -1: the whole file
 
     def ledger_rows(self) -> Iterator[dict[str, str]]:
         """Yield the rows of ledger.csv; nothing if there is none."""
         if self.ledger is None:
             return
         try:
-            with self.ledger.open("rb") as file:
-                for row in csv.DictReader(_text(file, self.ledger_bytes)):
-                    if not (row.get("message_bytes") or "").isdigit():
-                        raise ReportError(f"{self.ledger} is damaged: {str(row)[:200]}")
-                    yield row
+            for row in csv.DictReader(ledger_lines(self.ledger, self.ledger_bytes)):
+                if not (row.get("message_bytes") or "").isdigit():
+                    raise ReportError(f"{self.ledger} is damaged: {str(row)[:200]}")
+                yield row
         except (OSError, ValueError, csv.Error) as error:
             raise ReportError(f"cannot read {self.ledger}: {error}") from error
-
-
-def _text(file: BinaryIO, num_bytes: int | None) -> Iterator[str]:
-    for line in file:
-        if num_bytes is not None and file.tell() > num_bytes:
-            return
-        yield line.decode()
 
 
 def open_folder(folder: Path) -> Source:
@@ -95,11 +89,7 @@ def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]],
         )
     whole = _object(path.read_text("utf-8"))
     lists = {name: whole.pop(name, []) for name in LISTS}
-    return whole, lambda names: _in_order(_named(name, lists[name]) for name in names)
-
-
-def _named(name: str, entries: Iterable[Entry]) -> Entries:
-    return ((name, entry) for entry in entries)
+    return whole, lambda names: _in_order(zip(repeat(name), lists[name]) for name in names)
 
 
 def _in_order(lists: Iterable[Entries]) -> Entries:

@@ -167,12 +167,12 @@ class Documents:
     def timeline(self) -> Document:
         """Return the newest rounds by client."""
         with self._lock:
-            return {"rounds": self._view.timeline()}
+            return {"rounds": list(self._view.timeline)}
 
     def layers(self) -> Document:
         """Return the kept weights of the newest mask by tensor, and when masks were agreed."""
         with self._lock:
-            return {"layers": self._view.layers(), "masks": self._view.masks()}
+            return {"layers": self._view.layers(), "masks": list(self._view.masks)}
 
     def events(self, after: int) -> Document:
         """Return the newest log records after number `after`."""
