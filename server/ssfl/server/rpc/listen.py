@@ -102,17 +102,29 @@ class Listener:
     async def start(self) -> None:
         """Listen; raise ProgramError(PORT_IN_USE) if a port is not available."""
         config = self._config
-        self.port = _bind(self._clients, config.host, config.port, "--port", self._credentials())
+        self.port = self._bind(self._clients, config.host, config.port, "--port")
         self._connections.port = self.port
-        self.admin_port = _bind(
-            self._admin, config.admin_host, config.admin_port, "--admin-port", self._credentials()
+        self.admin_port = self._bind(
+            self._admin, config.admin_host, config.admin_port, "--admin-port"
         )
         await self._clients.start()
         await self._admin.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    def _credentials(self) -> grpc.ServerCredentials | None:
-        return self._security.credentials if self._security else None
+    def _bind(self, server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            _try(host, port)  # gRPC does not report the reason
+            if self._security and (credentials := self._security.credentials):
+                return int(server.add_secure_port(address, credentials))
+            return int(server.add_insecure_port(address))
+        except (OSError, RuntimeError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise ProgramError(
+                f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
+                f"free one (the host is set with {flag.replace('port', 'host')})",
+                ExitCode.PORT_IN_USE,
+            ) from error
 
     async def stop(self) -> None:
         """Refuse new calls and end open ones. Does nothing before `start`."""
@@ -127,41 +139,13 @@ def service_for(
 ) -> CoordinatorService:
     """Return the service that clients call."""
     receiver = UploadReceiver(
-        coordinator.spool,
-        coordinator.ledger,
-        coordinator.counters,
-        coordinator.refusals,
-        config.upload_slots,
-        config.run.no_progress_s,
-        coordinator.clock,
-        coordinator.disk_space,
-    )
+        coordinator.spool, coordinator.ledger, coordinator.counters, coordinator.refusals,
+        config.upload_slots, config.run.no_progress_s, coordinator.clock, coordinator.disk_space,
+    )  # fmt: skip
     limits = Limits(config.max_clients, config.max_model_values)
     numbers = SessionNumbers(read_session_key(coordinator.directory))
     context = CallContext(coordinator, numbers, names_proven=names_proven)
     return CoordinatorService(context, receiver, config.reference_coding, limits)
-
-
-def _bind(
-    server: grpc.aio.Server,
-    host: str,
-    port: int,
-    flag: str,
-    credentials: grpc.ServerCredentials | None,
-) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        _try(host, port)  # gRPC does not report the reason
-        if credentials:
-            return int(server.add_secure_port(address, credentials))
-        return int(server.add_insecure_port(address))
-    except (OSError, RuntimeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ProgramError(
-            f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
-            f"free one (the host is set with {flag.replace('port', 'host')})",
-            ExitCode.PORT_IN_USE,
-        ) from error
 
 
 def _try(host: str, port: int) -> None:

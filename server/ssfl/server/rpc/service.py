@@ -63,9 +63,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         run = self._run
         before = run.state.members.get(ClientId(request.client_id))
-        if (
-            before
-        ):  # known from before our restart: treat as alive until it has had time to reconnect
+        if before:  # after our restart it counts as alive until it has had time to reconnect
             self._context.presence.get(before.client, self._clock())
         alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
         proven = self._context.names_proven
@@ -95,14 +93,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._samples.joined(client, before, run.state)
         failpoint("ack.join")
         self._context.presence.heard(client, self._clock())
-        self._context.bind_peer(client, context.peer())
+        self._context.coordinator.connections.belongs(context.peer(), client)
         state, manifest = run.state, run.manifest
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
-            log.info(
-                "client ready",
-                extra={"client": client, "values": reader.encoding_name(state.settings)},
-            )
+            values = reader.encoding_name(state.settings)
+            log.info("client ready", extra={"client": client, "values": values})
         response = pb.JoinResponse(
             run_id=state.run_id,
             session=session,
@@ -153,34 +149,32 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: pb.ReportEvaluationRequest, context: Any
     ) -> pb.ReportEvaluationResponse:
         member = await self._context.member(request.caller, context.peer())
-        evaluations = [request.evaluation]
-        evaluations += [request.validation] if request.HasField("validation") else []
-        evaluations += [request.personal] if request.HasField("personal") else []
+        others = {
+            name: getattr(request, name)
+            for name in ("validation", "personal")
+            if request.HasField(name)
+        }
+        evaluations = [request.evaluation, *others.values()]
         request_checks.check_report(request.work_s, evaluations=evaluations)
-        self._context.ledger.count(
-            "evaluation", Direction.UP, request.ByteSize(), client=member.client
-        )
+        ledger, client = self._context.ledger, member.client
+        ledger.count("evaluation", Direction.UP, request.ByteSize(), client=client)
         reply = Reply.STEP_CLOSED
-        work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
+        work = Work.PERSONALIZE if "personal" in others else Work.EVALUATE
         if open_step(self._run.state, request.step, work, member):
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
                 **self._context.task_times(member, request.step),
+                **{name: evaluation_of(other) for name, other in others.items()},
             }
-            if request.HasField("validation"):
-                report["validation"] = evaluation_of(request.validation)
-            if request.HasField("personal"):
-                report["personal"] = evaluation_of(request.personal)
-            event = events.UploadReceived(request.step, member.client, "", report=report)
-            reply = await self._run.post(event)
+            reply = await self._run.post(
+                events.UploadReceived(request.step, client, "", report=report)
+            )
         if reply is Reply.STEP_CLOSED:
             self._counters.late += 1
         failpoint("ack.evaluation")
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
-        self._context.ledger.count(
-            "evaluation", Direction.DOWN, response.ByteSize(), client=member.client
-        )
+        ledger.count("evaluation", Direction.DOWN, response.ByteSize(), client=client)
         return response
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
@@ -198,13 +192,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
             raise InvalidRequest("a reason to leave is missing")
         finished = request.reason == pb.LEAVE_REASON_FINISHED
-        if not finished:
+        if not finished and not member.left:
             why = request.detail[: request_checks.MAX_TEXT]
-            if not member.left:
-                log.warning("client leaves: %s", why, extra={"client": member.client})
+            log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._run.state.finished:
             raise InvalidRequest("the run is not finished")
-        await self._context.flush_socket_bytes()
+        await self._context.coordinator.connections.count()  # before its connection ends
         left = events.Left(member.client, finished, member.session)
         if await self._run.post(left) is Reply.CONFLICT:
             raise request_checks.session_ended(member)
@@ -275,9 +268,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         elif task.offset:
             self._counters.resumes[Direction.DOWN] += 1
         elif task.step:
-            presence.asked_s = (
-                clock()
-            )  # restarted from byte 0: do not count the earlier attempt as send time
+            presence.asked_s = clock()  # from byte 0 again: the first attempt is not send time
             self._counters.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)

@@ -45,15 +45,9 @@ class Documents:
     """Builds the documents of one run. Safe to call from any thread."""
 
     def __init__(self, coordinator: Coordinator, recent: LogBuffer, out_dir: Path) -> None:
+        self._parts = coordinator
         self._out_dir = out_dir
         self._run = run = coordinator.run
-        self._history = coordinator.history
-        self._ledger = coordinator.ledger
-        self._refusals = coordinator.refusals
-        self._presence = coordinator.presence
-        self._directory = coordinator.directory
-        self._disk_space = coordinator.disk_space
-        self._clock = coordinator.clock
         self._recent = recent
         self._started = time.time()
         settings = run.state.settings
@@ -75,15 +69,15 @@ class Documents:
     def status(self) -> Document:
         """Return the phase of the run, its clients and its results so far."""
         run = self._run
-        state, history, manifest = run.state, self._history, run.manifest
+        state, history, manifest = run.state, self._parts.history, run.manifest
         stop, num_values = run.published_journal_bytes, manifest.size if manifest else 0
         mark = self.history_mark()
         with self._lock:
             read = self._following.read_bytes
             num_masks = self._view.num_masks
-            sent = self._view.bytes(self._ledger.rows(), num_values)
+            sent = self._view.bytes(self._parts.ledger.rows(), num_values)
         masked = manifest.num_masked if manifest else 0
-        places = disks(self._directory, self._out_dir).values()
+        places = disks(self._parts.directory, self._out_dir).values()
         usage = min(map(shutil.disk_usage, places), key=lambda one: one.free / max(1, one.total))
         newest = history.newest
         return {
@@ -114,12 +108,12 @@ class Documents:
             },
             "clients": self._counts(state),
             "bytes": sent,
-            "refusals": self._refusals.by_reason(),
+            "refusals": self._parts.refusals.by_reason(),
             "memory": {"peak_bytes": peak_memory_bytes()},
             "disk": {
                 "free_bytes": usage.free,
                 "size_bytes": usage.total,
-                "full": bool(self._disk_space.blocked_at(self._clock())),
+                "full": bool(self._parts.disk_space.blocked_at(self._parts.clock())),
             },
             "history": {
                 "mark": mark,
@@ -139,8 +133,8 @@ class Documents:
         limit: int = 50,
     ) -> Document:
         """Return a sorted page of the clients with `filter` in their name and in `state`."""
-        run, now_s = self._run.state, self._clock()
-        refused = self._refusals.by_client()
+        run, now_s = self._run.state, self._parts.clock()
+        refused = self._parts.refusals.by_client()
         rows = [
             self._client(run, client, now_s, refused)
             for client in run.members
@@ -191,7 +185,7 @@ class Documents:
     def _client(
         self, state: RunState, client: ClientId, now_s: float, refused: Mapping[str, int]
     ) -> Document:
-        presence, newest = self._presence.look(client), self._newest.get(client, {})
+        presence, newest = self._parts.presence.look(client), self._newest.get(client, {})
         sent, took_s = newest.get("upload_bytes"), newest.get("upload_s")
         return {
             "name": client,
@@ -218,7 +212,7 @@ class Documents:
             "missing": list(stall.missing[:MAX_NAMES]),
             "num_missing": len(stall.missing),
             "unblock": stall.unblock,
-            "seconds": self._clock() - stall.since_s,
+            "seconds": self._parts.clock() - stall.since_s,
         }
 
     def _step(self, state: RunState) -> Document | None:
@@ -232,7 +226,7 @@ class Documents:
             "attempt": step.attempt,
             "asked": len(step.cohort),
             "reported": len(step.uploads),
-            "seconds": self._clock() - began_s if began_s else None,
+            "seconds": self._parts.clock() - began_s if began_s else None,
         }
 
 
