@@ -368,16 +368,7 @@ class Agent:
         began_s = time.monotonic()
         with self._working("evaluate", step):
             tested = self._run.site.evaluate(mask, base)
-        validation = tested.validation
-        self._report(
-            pb.ReportEvaluationRequest(
-                caller=self._caller,
-                step=step,
-                evaluation=_evaluation_message(tested.evaluation),
-                validation=_evaluation_message(validation) if validation else None,
-                work_s=time.monotonic() - began_s,
-            )
-        )
+        self._report(step, began_s, evaluation=tested.evaluation, validation=tested.validation)
 
     def _personalize(self, download: Download) -> None:
         work, step = download.task.personalize, download.task.step
@@ -391,15 +382,7 @@ class Agent:
             return
         folder = self._write_model("personal", mask, own.values)
         log.info("personal model stored", extra={"folder": str(folder)})
-        self._report(
-            pb.ReportEvaluationRequest(
-                caller=self._caller,
-                step=step,
-                evaluation=_evaluation_message(own.base),
-                personal=_evaluation_message(own.personal),
-                work_s=time.monotonic() - began_s,
-            )
-        )
+        self._report(step, began_s, evaluation=own.base, personal=own.personal)
 
     @contextmanager
     def _working(self, work: str, step: int) -> Iterator[ProgressReporter]:
@@ -408,7 +391,13 @@ class Agent:
         with self._stats.work(work), reporter:
             yield reporter
 
-    def _report(self, request: pb.ReportEvaluationRequest) -> None:
+    def _report(self, step: int, began_s: float, **tested: Evaluation | None) -> None:
+        request = pb.ReportEvaluationRequest(
+            caller=self._caller,
+            step=step,
+            work_s=time.monotonic() - began_s,
+            **{name: _evaluation_message(one) for name, one in tested.items() if one},
+        )
         try:
             self._stub.ReportEvaluation(request, timeout=UNARY_TIMEOUT_S)
         except grpc.RpcError as error:

@@ -70,10 +70,12 @@ class Downloads:
         offset = 0
         try:
             with self.watchdog.watch(call):
-                for response in self._responses(call):
+                for response in call:
+                    self.watchdog.feed()
+                    self.reached()
                     match response.WhichOneof("part"):
-                        case "waiting":
-                            self._log_waiting(response.waiting.reason, time.monotonic() - began_s)
+                        case "waiting" if time.monotonic() - began_s >= LOG_WAITING_AFTER_S:
+                            self._log_waiting(response.waiting.reason)
                         case "task":
                             self._begin(response.task)
                             sent_s, offset = time.monotonic(), response.task.offset
@@ -93,21 +95,13 @@ class Downloads:
         self.stats.end_transfer("down", len(download.buffer) - offset, seconds)
         return download
 
-    def _log_waiting(self, reason: str, waited_s: float) -> None:
-        """Log what the run waits for, once per reason, after LOG_WAITING_AFTER_S."""
-        if waited_s >= LOG_WAITING_AFTER_S and reason != self.logged_reason:
+    def _log_waiting(self, reason: str) -> None:
+        if reason != self.logged_reason:
             log.info("waiting for %s", reason)
             self.logged_reason = reason
 
-    def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
-        for response in call:
-            self.watchdog.feed()
-            self.reached()
-            yield response
-
     def _begin(self, task: pb.Task) -> None:
-        payloads = _payloads(task)
-        current = self.current
+        payloads, current = _payloads(task), self.current
         same = current is not None and current.task.task_digest == task.task_digest
         if current and same and task.offset == current.receiver.offset:
             return
@@ -136,10 +130,7 @@ def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
     work = getattr(task, kind)
     if isinstance(work, pb.InitializeTask):
         return []
-    payloads = [work.mask.mask] if work.mask.HasField("mask") else []
-    payloads += [work.base] if work.HasField("base") else []
+    parts = [(work.mask, "mask"), (work, "base")]
     if isinstance(work, pb.ScoreTask):
-        first = [work.initial] if work.HasField("initial") else []
-        last = [work.resting] if work.HasField("resting") else []
-        payloads = first + payloads + last
-    return payloads
+        parts = [(work, "initial"), *parts, (work, "resting")]
+    return [getattr(message, name) for message, name in parts if message.HasField(name)]

@@ -57,10 +57,8 @@ class Connections:
     def belongs(self, peer: str, client: ClientId) -> None:
         """Note the client of a connection; `peer` as in the context of a call."""
         known = self._speakers.get(peer)
-        if known is None or known[0] != client:
-            place = place_of(peer)
-            if place is not None:
-                self._speakers[peer] = (client, place)
+        if (known is None or known[0] != client) and (place := place_of(peer)):
+            self._speakers[peer] = (client, place)
 
     async def count(self) -> None:
         """Book the bytes since the last sample. Concurrent callers share the next sample.

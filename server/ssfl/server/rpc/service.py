@@ -130,19 +130,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             async for response in self._send(ready, request, member):
                 yield response
 
-    def SendInitial(
-        self, requests: AsyncIterator[pb.SendInitialRequest], context: Any
-    ) -> AsyncIterator[pb.SendInitialResponse]:
+    def SendInitial(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         return self._upload_handlers.initial(requests, context.peer())
 
-    def ReportSaliency(
-        self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any
-    ) -> AsyncIterator[pb.ReportSaliencyResponse]:
+    def ReportSaliency(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         return self._upload_handlers.scores(requests, context.peer())
 
-    def SendUpdate(
-        self, requests: AsyncIterator[pb.SendUpdateRequest], context: Any
-    ) -> AsyncIterator[pb.SendUpdateResponse]:
+    def SendUpdate(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         return self._upload_handlers.update(requests, context.peer())
 
     async def ReportEvaluation(
@@ -206,9 +200,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._context.count_unary(request, response, member.client)
         return response
 
-    def Check(
-        self, requests: AsyncIterator[pb.CheckRequest], context: Any
-    ) -> AsyncIterator[pb.CheckResponse]:
+    def Check(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         return self._preflight.answer(requests, context.peer())
 
     def _session(self, client: ClientId, token: str, before: Member | None) -> int:
