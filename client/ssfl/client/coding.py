@@ -56,13 +56,13 @@ class EncodedPayload:
 
 
 def read_settings(message: settings_pb2.RunSettings) -> RunSettings:
-    """Return the run settings of a Join response; raise Refused if they are not valid.
-
-    A choice that an older coordinator does not send has its default value.
-    """
-    received = {field.name: getattr(message, field.name) for field in fields(RunSettings)}
-    choices = [field.name for field in fields(RunSettings) if field.metadata.get("choices")]
-    settings = RunSettings(**{k: v for k, v in received.items() if v or k not in choices})
+    """Return the run settings of a Join response; raise Refused if they are not valid."""
+    received = {}
+    for field in fields(RunSettings):
+        value = getattr(message, field.name)
+        if value or not field.metadata.get("choices"):  # an older coordinator may not send a choice
+            received[field.name] = value
+    settings = RunSettings(**received)
     try:
         settings.validate()
     except SettingsError as error:
@@ -95,10 +95,7 @@ def read_mask(
     initial: Vector,
     held: Mask | None,
 ) -> Mask:
-    """Return the mask of a broadcast, verified against its digest.
-
-    `initial` is the run's initial vector; `held` is the mask that a difference refers to.
-    """
+    """Return the mask of a broadcast, verified; `held` is the mask a difference refers to."""
     if message.all_kept:
         mask = Mask.full(manifest.num_masked)
     elif not message.HasField("mask"):

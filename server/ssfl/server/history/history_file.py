@@ -19,10 +19,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 def history_blocks(journal: LogReader, stop: int, summary: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield history.json: the `summary`, and every step up to byte `stop` of the journal.
-
-    Each round, mask and evaluation is one line.
-    """
+    """Yield history.json: the `summary`, then a line for every step up to byte `stop`."""
     with (
         tempfile.SpooledTemporaryFile(_IN_MEMORY) as masks,
         tempfile.SpooledTemporaryFile(_IN_MEMORY) as evaluations,

@@ -32,10 +32,7 @@ class HistoryEntry(NamedTuple):
 
 @dataclass
 class Newest:
-    """The newest history entries, which a coordinator keeps in memory.
-
-    The size does not grow with rounds. `history_file` reads the other entries from the journal.
-    """
+    """The newest history entries; a coordinator keeps them in memory, the others on disk."""
 
     votes: list[Entry] = field(default_factory=list)
     not_voted: list[str] = field(default_factory=list)
@@ -199,14 +196,12 @@ class Newest:
 
     @property
     def seconds_per_round(self) -> float | None:
-        """The typical duration of recent rounds, plus their share of the tests between rounds.
-
-        Medians, so that a single long wait for a client does not distort the estimate.
-        """
+        """The typical duration of recent rounds, plus their share of the tests between rounds."""
         rounds, tests = self.round_times, self.test_times
         if not rounds:
             return None
         share = self.num_tests_timed / self.num_timed
+        # Medians, so that a single long wait for a client does not distort the estimate.
         return median(rounds) + (share * median(tests) if tests else 0.0)
 
     def to_dict(self) -> dict[str, Any]:

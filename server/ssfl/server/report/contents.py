@@ -46,10 +46,7 @@ def write_report(folder: Path) -> Path:
 
 
 def write_files(source: Source, html: Path, before: str = "") -> None:
-    """Write the report of a run: the HTML file, and its JSON and tables next to it.
-
-    The names of the tables begin with `before`.
-    """
+    """Write the report: the HTML file, its JSON and tables, whose names begin with `before`."""
     rounds, evaluations, clients = (html.with_name(f"{before}{name}.csv") for name in TABLES)
     with atomic_file(rounds) as file, atomic_file(evaluations) as other:
         round_table, test_table = _table(file, ROUND_COLUMNS), _table(other, EVALUATION_COLUMNS)
@@ -206,8 +203,7 @@ def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
 
 
 def _times(view: RunView) -> Entry:
-    known = view.num_timed
-    began, ended = view.began, view.ended
+    known, began, ended = view.num_timed, view.began, view.ended
     return {
         "began": began,
         "ended": ended,

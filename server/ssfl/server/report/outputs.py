@@ -125,14 +125,10 @@ class Accounts:
         self._written = so_far
 
     def report(self, coordinator: Coordinator) -> None:
-        """Update the report; after a failure, try again later.
-
-        The report can be built again at any time, so an error here must not harm the run.
-        """
+        """Update the report; after a failure, which must not harm the run, try again later."""
         now_s = time.monotonic()
-        if self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S:
-            return
-        if self._reported == self._written:
+        failed_recently = self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S
+        if failed_recently or self._reported == self._written:
             return
         folder = self._folder(coordinator)
         about = self._written

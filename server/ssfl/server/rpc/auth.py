@@ -11,6 +11,8 @@ import hmac
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+
 from ssfl.server.errors import Unauthenticated, WrongName
 
 ADMIN = "admin"
@@ -27,11 +29,8 @@ class Identity:
         self._certificates = certificates
         self._admin = admin
 
-    def check(self, call: Any, context: Any) -> Callable[[Any], None]:
-        """Check the token of a call; return the function that checks the name in its requests.
-
-        `call` is a `grpc.HandlerCallDetails`.
-        """
+    def check(self, call: grpc.HandlerCallDetails, context: Any) -> Callable[[Any], None]:
+        """Check the token of a call; return the function that checks the name in its requests."""
         ours = call.method.startswith(OURS)
         if ours and self._token:
             self._check_token(dict(call.invocation_metadata or ()))
@@ -56,7 +55,7 @@ class Identity:
         claimed = ADMIN if self._admin else claimed_by(request)
         if claimed is None or claimed in names:
             return
-        of = " or ".join(map(repr, names[:3])) or "nobody"
+        of = " or ".join(map(repr, names[:3])) or "no client"
         if self._admin:
             raise WrongName(
                 f"the admin port needs the certificate of {ADMIN!r}, but this one is of {of}"

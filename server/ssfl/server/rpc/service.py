@@ -161,9 +161,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 **self._context.task_times(member, request.step),
                 **{name: evaluation_of(other) for name, other in others.items()},
             }
-            reply = await self._run.post(
-                events.UploadReceived(request.step, client, "", report=report)
-            )
+            event = events.UploadReceived(request.step, client, "", report=report)
+            reply = await self._run.post(event)
         if reply is Reply.STEP_CLOSED:
             self._counters.late += 1
         failpoint("ack.evaluation")
