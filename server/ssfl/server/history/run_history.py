@@ -84,6 +84,7 @@ class Newest:
         assert started is not None
         self.last_work = started.work
         self._account(fact.report)
+        seconds: float | None = fact.report.get("seconds")
         clients = [
             {"client": client, "num_samples": started.cohort[client], **upload.report}
             for client, upload in sorted(self.uploads.items())
@@ -106,65 +107,46 @@ class Newest:
                 ]
                 self.not_voted = sorted([*self.missing, *excluded])
                 self.densities = list(fact.report.get("densities", []))
-                self._keep(
-                    "masks",
-                    {
-                        "step": fact.step,
-                        "epoch": fact.mask_epoch,
-                        "rounds_done": started.round_number,
-                        "reason": started.reason,
-                        "criterion": started.criterion,
-                        "num_batches": started.num_batches,
-                        "num_kept": fact.num_kept,
-                        "digest": fact.mask_digest,
-                        "layers": fact.report.get("layers", {}),
-                        "renewed": fact.report.get("renewed"),
-                        "votes": {row["client"]: row["share"] for row in self.votes},
-                    },
-                )
+                self.newest_mask = {
+                    "step": fact.step,
+                    "epoch": fact.mask_epoch,
+                    "rounds_done": started.round_number,
+                    "reason": started.reason,
+                    "criterion": started.criterion,
+                    "num_batches": started.num_batches,
+                    "num_kept": fact.num_kept,
+                    "digest": fact.mask_digest,
+                    "layers": fact.report.get("layers", {}),
+                    "renewed": fact.report.get("renewed"),
+                    "votes": {row["client"]: row["share"] for row in self.votes},
+                }
             case Work.TRAIN:
                 losses = [row["training_loss"] for row in clients]
                 errors = [row.get("coding_error", 0.0) for row in clients]
-                self._keep(
-                    "rounds",
-                    {
-                        "round": started.round_number,
-                        "attempt": started.attempt,
-                        "training_loss": sum(losses) / len(losses),
-                        "coding_error": sum(errors) / len(errors),
-                        **accuracies(row["evaluation"] for row in clients),
-                        "personal": accuracies(row["personal"] for row in clients)["mean"],
-                        **entry,
-                    },
-                )
+                self.newest_round = {
+                    "round": started.round_number,
+                    "attempt": started.attempt,
+                    "training_loss": sum(losses) / len(losses),
+                    "coding_error": sum(errors) / len(errors),
+                    **accuracies(row["evaluation"] for row in clients),
+                    "personal": accuracies(row["personal"] for row in clients)["mean"],
+                    **entry,
+                }
+                if seconds is not None:
+                    self.num_timed += 1
+                    self.round_times = (*self.round_times, seconds)[-PACE_STEPS:]
             case Work.EVALUATE:
                 validated = [row["validation"] for row in clients if row.get("validation")]
-                self._keep(
-                    "evaluations",
-                    {
-                        **accuracies(row["evaluation"] for row in clients),
-                        "validation": accuracies(validated) if validated else None,
-                        **entry,
-                    },
-                )
+                self.newest_evaluation = {
+                    **accuracies(row["evaluation"] for row in clients),
+                    "validation": accuracies(validated) if validated else None,
+                    **entry,
+                }
+                if seconds is not None:
+                    self.num_tests_timed += 1
+                    self.test_times = (*self.test_times, seconds)[-PACE_STEPS:]
             case Work.PERSONALIZE:
                 self.personal = clients
-
-    def _keep(self, name: str, entry: Entry) -> None:
-        """Replace the newest entry of the masks, rounds or evaluations."""
-        match name:
-            case "masks":
-                self.newest_mask = entry
-            case "evaluations":
-                self.newest_evaluation = entry
-                if entry["seconds"] is not None:
-                    self.num_tests_timed += 1
-                    self.test_times = (*self.test_times, entry["seconds"])[-PACE_STEPS:]
-            case _:
-                self.newest_round = entry
-                if entry["seconds"] is not None:
-                    self.num_timed += 1
-                    self.round_times = (*self.round_times, entry["seconds"])[-PACE_STEPS:]
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
@@ -229,9 +211,10 @@ class History(Newest):
     rounds: list[Entry] = field(default_factory=list)
     evaluations: list[Entry] = field(default_factory=list)
 
-    def _keep(self, name: str, entry: Entry) -> None:
-        super()._keep(name, entry)
-        getattr(self, name).append(entry)
+    def _commit(self, fact: facts.StepCommitted) -> None:
+        super()._commit(fact)
+        if new := self.newest_entry:
+            getattr(self, new.name).append(new.entry)
 
     def to_dict(self) -> dict[str, Any]:
         steps = {"masks": self.masks, "rounds": self.rounds, "evaluations": self.evaluations}

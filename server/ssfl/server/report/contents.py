@@ -22,7 +22,7 @@ from ssfl.server.history.timing import PHASES
 from ssfl.server.report.mask_image import mask_pictures
 from ssfl.server.report.page import page, to_json
 from ssfl.server.report.run_view import RunView, layer_rows, sent_bytes
-from ssfl.server.report.source import LISTS, ReportError, Source, open_folder
+from ssfl.server.report.source import ReportError, Source, open_folder
 from ssfl.server.report.traffic import DenseComparison, formulas, paper_break_even
 
 FORMAT = 1  # of report.json
@@ -81,7 +81,7 @@ def report_document(
     newest: Entry = {}
     best, saved = None, summary.get("best")
     try:
-        for name, entry in source.entries(LISTS):
+        for name, entry in source.entries():
             view.add(name, entry)
             if against:
                 against.add(name, entry, view)

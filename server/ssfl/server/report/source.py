@@ -8,7 +8,7 @@ on the number of rounds. A history.json with another layout is read at once.
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import repeat
@@ -38,15 +38,11 @@ class ReportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One run: its final summary, and its entries, which can be iterated repeatedly.
-
-    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of the
-    given lists in chronological order.
-    """
+    """One run: its final summary, and its entries, which can be iterated repeatedly."""
 
     folder: Path
-    summary: dict[str, Any]
-    entries: Callable[[Sequence[str]], Entries]
+    summary: dict[str, Any]  # history.json without the lists of `LISTS`
+    entries: Callable[[], Entries]  # of these lists, in chronological order
     ledger: Path | None  # ledger.csv, if there is one
     model: tuple[Manifest, Mask] | None  # None before the first agreed mask
     ledger_bytes: int = -1  # of ledger.csv, if it may have grown since; -1: the whole file
@@ -74,22 +70,18 @@ def open_folder(folder: Path) -> Source:
     except (ValueError, RecursionError) as error:  # also of text that is not UTF-8
         raise _damaged(history, error) from error
     _check(history, summary)
-    ledger = folder / LEDGER
-    return Source(
-        folder, summary, entries, ledger if ledger.is_file() else None, _mask(folder, summary)
-    )
+    ledger = folder / LEDGER if (folder / LEDGER).is_file() else None
+    return Source(folder, summary, entries, ledger, _mask(folder, summary))
 
 
-def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]], Entries]]:
+def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[], Entries]]:
     with path.open(encoding="utf-8") as file:
         first, second = file.readline().rstrip("\n"), file.readline()
     if first.endswith(",") and _LIST.fullmatch(second):
-        return _object(first[:-1] + "}"), lambda names: _in_order(
-            _lines(path, name) for name in names
-        )
+        return _object(first[:-1] + "}"), lambda: _in_order(_lines(path, name) for name in LISTS)
     whole = _object(path.read_text("utf-8"))
     lists = {name: whole.pop(name, []) for name in LISTS}
-    return whole, lambda names: _in_order(zip(repeat(name), lists[name]) for name in names)
+    return whole, lambda: _in_order(zip(repeat(name), lists[name]) for name in LISTS)
 
 
 def _in_order(lists: Iterable[Entries]) -> Entries:
