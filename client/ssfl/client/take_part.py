@@ -60,22 +60,15 @@ def _take_part(config: ClientConfig, client_id: str, access: Access, stats: Clie
     )
     connection = Connection(lambda: open_channel(config.coordinator, access.tls), access.token)
     backoff = ReconnectBackoff(
-        config.coordinator,
-        config.give_up_after,
-        diagnose=access.diagnose,
-        retry=connection.reopen,
-        stats=stats,
-    )
+        config.coordinator, config.give_up_after,
+        diagnose=access.diagnose, retry=connection.reopen, stats=stats,
+    )  # fmt: skip
     local = LocalState(config.state_dir / client_id)
     agent = Agent(
-        connection,
-        identity,
-        local,
-        backoff,
+        connection, identity, local, backoff,
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
-        config.out_dir,
-        stats,
-    )
+        config.out_dir, stats,
+    )  # fmt: skip
     try:
         with working_on(device):
             model = agent.run()

@@ -14,7 +14,7 @@ from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.settings_message import settings_to_message
 from ssfl.server.broadcast.tasks import Ready, task_for
 from ssfl.server.errors import InvalidRequest
-from ssfl.server.history.sample_warnings import SampleCounts
+from ssfl.server.history.run_log import SampleCounts
 from ssfl.server.loop.limits import Joins, Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext

@@ -6,7 +6,7 @@ All three are immutable or copied, so the answering thread needs no lock.
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -158,8 +158,8 @@ class RunCollector(Collector):
         }
         nothing = {way.value: 0 for way in Direction}
         yield many(series.SOCKET_BYTES, nothing | carried)
-        yield many(series.DENSE_BYTES, nothing | _by_name(dict(counters.dense_bytes)))
-        yield many(series.DENSE_RATIO, _by_name(counters.ratios))
+        yield many(series.DENSE_BYTES, nothing | dict(counters.dense_bytes))
+        yield many(series.DENSE_RATIO, counters.ratios)
 
     def _trouble(self) -> Iterator[Metric]:
         counters = self._parts.counters
@@ -190,7 +190,3 @@ def _waited_for(state: RunState) -> set[ClientId]:
     """Return the clients that the open step or the stalled run waits for."""
     pending = state.step.pending if state.step and state.step.closed is None else ()
     return {*pending, *(state.stall.missing if state.stall else ())}
-
-
-def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:
-    return {direction.value: counts[direction] for direction in Direction if direction in counts}
