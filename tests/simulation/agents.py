@@ -228,7 +228,7 @@ class Agent:
         except Failed as error:
             raise translate(error) from error
         download, downloads.current = downloads.current, None
-        if download is None or not download.complete:
+        if download is None or not download.receiver.complete:
             downloads.current = download
             raise Unavailable("the stream ended before the task was whole")
         for payload, part in zip(download.payloads, download.parts(), strict=True):

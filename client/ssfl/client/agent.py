@@ -81,7 +81,6 @@ class JoinedRun:
     site: Site
     held: HeldModel
     downloads: Downloads
-    watchdog: Watchdog
 
 
 class Agent:
@@ -128,9 +127,15 @@ class Agent:
                 log.info("joining again: %s", error)
                 self._backoff.pause()
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: str = "", reason: pb.LeaveReason = pb.LEAVE_REASON_STOPPING) -> None:
         """Leave the run, so that the coordinator does not wait for this client."""
-        self._call_leave(pb.LEAVE_REASON_STOPPING, why)
+        if not self._caller.session:
+            return
+        try:
+            request = pb.LeaveRequest(caller=self._caller, reason=reason, detail=why[:200])
+            self._stub.Leave(request, timeout=2.0)
+        except grpc.RpcError as error:
+            log.debug("the Leave call failed", extra={"error": str(error.code())})
 
     # -- 1. join
 
@@ -159,15 +164,12 @@ class Agent:
         name, manifest = self._identity.client_id, site.manifest
         # The mask of this client in a run where every client has its own.
         own_mask = partial(client_random_mask, manifest, settings.sparsity, settings.seed, name)
-        watchdog = Watchdog(settings.no_progress_s)
-        return JoinedRun(
-            response.run_id,
-            settings,
-            site,
+        held, watchdog = (
             HeldModel(manifest, site.initial, own_mask),
-            Downloads(watchdog, manifest, self._backoff.reached, stats=self._stats),
-            watchdog,
+            Watchdog(settings.no_progress_s),
         )
+        downloads = Downloads(watchdog, manifest, self._backoff.reached, stats=self._stats)
+        return JoinedRun(response.run_id, settings, site, held, downloads)
 
     def _join_call(self) -> pb.JoinResponse:
         """Join with the site's model; raise Refused if the run has another model."""
@@ -260,7 +262,7 @@ class Agent:
         granted, self._granted = self._granted, False
         try:
             outcome = send(
-                rpc, request, pending.payload, self._run.watchdog,
+                rpc, request, pending.payload, self._run.downloads.watchdog,
                 wait_for_grant=not granted, reached=self._backoff.reached, stats=self._stats,
             )  # fmt: skip
         except Resync:
@@ -298,7 +300,7 @@ class Agent:
             payload = coded.data
             header.initial.CopyFrom(coded.payload)
         request = pb.SendInitialRequest(caller=self._caller, header=header)
-        send(self._stub.SendInitial, request, payload, self._run.watchdog)
+        send(self._stub.SendInitial, request, payload, self._run.downloads.watchdog)
 
     def _score(self, download: Download) -> None:
         work, step = download.task.score, download.task.step
@@ -411,7 +413,7 @@ class Agent:
         if work.base_digest:
             folder = self._write_model("", *self._run.held.mask_and_base(download, work))
         self._local.save_ended(EndedRun(self._run.run_id, folder))
-        self._call_leave(pb.LEAVE_REASON_FINISHED)
+        self.leave(reason=pb.LEAVE_REASON_FINISHED)
         failpoint("client.goodbye")
         return folder
 
@@ -420,15 +422,6 @@ class Agent:
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, self._run.site.manifest, mask, values)
         return folder
-
-    def _call_leave(self, reason: pb.LeaveReason, why: str = "") -> None:
-        if not self._caller.session:
-            return
-        try:
-            request = pb.LeaveRequest(caller=self._caller, reason=reason, detail=why[:200])
-            self._stub.Leave(request, timeout=2.0)
-        except grpc.RpcError as error:
-            log.debug("the Leave call failed", extra={"error": str(error.code())})
 
 
 def _evaluation_message(evaluation: Evaluation) -> update_pb2.Evaluation:

@@ -32,10 +32,6 @@ class Download:
     buffer: bytearray
     receiver: Receiver
 
-    @property
-    def complete(self) -> bool:
-        return self.receiver.complete
-
     def parts(self) -> Iterator[memoryview]:
         """Yield the bytes of each payload."""
         start, view = 0, memoryview(self.buffer)
@@ -57,7 +53,7 @@ class Downloads:
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the request fields that let the coordinator resume the download."""
-        if self.current is None or self.current.complete:
+        if self.current is None or self.current.receiver.complete:
             return {}
         return {
             "task_digest": self.current.task.task_digest,
@@ -85,7 +81,7 @@ class Downloads:
         except grpc.RpcError as error:
             raise translate(error) from error
         download, self.current = self.current, None
-        if download is None or not download.complete:
+        if download is None or not download.receiver.complete:
             self.current = download
             raise Unavailable("the coordinator closed the stream before the task was complete")
         for payload, part in zip(download.payloads, download.parts(), strict=True):

@@ -83,10 +83,6 @@ class ProcessCounters:
             case facts.StepCommitted() if before.step:
                 self._committed(fact, before.step, ledger, num_values)
 
-    def resumed(self) -> None:
-        """Count an upload that resumed where it had been interrupted."""
-        self.resumes[Direction.UP] += 1
-
     def bytes_since_start(self, ledger: Ledger) -> list[dict[str, Any]]:
         """Return the ledger's rows without the bytes of earlier processes."""
         rows = []

@@ -110,8 +110,8 @@ def report_document(
         "settings": setting_rows(settings),
         "encodings": encodings(summary["ledger"]),
         "quality": _quality(best, view, newest),
-        "curve": view.curve(),
-        "evaluations": view.evaluations(),
+        "curve": view.curve.points(),
+        "evaluations": view.evaluations.points(),
         "timeline": list(view.timeline),
         "times": _times(view),
         "bytes": _bytes(summary, view, against),
@@ -186,9 +186,9 @@ def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
     `mean_accuracy` and `personal_accuracy` are of the clients of the newest round: of the model it
     began with, and of each one's own after training.
     """
-    tested = view.evaluations()
+    tested = view.evaluations.points()
     final = tested[-1] if tested else None
-    curve = view.curve()
+    curve = view.curve.points()
     if final is None and curve:  # only the clients of each round have tested anything yet
         final = {"rounds_done": curve[-1]["round"], "metrics": newest.get("metrics") or {},
                  "accuracy": curve[-1]["accuracy"], "loss": curve[-1]["loss"]}  # fmt: skip

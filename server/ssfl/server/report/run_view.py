@@ -112,10 +112,13 @@ class RunView:
 
     def __init__(self, *, own_masks: bool = False) -> None:
         """`own_masks`: each client trains under a personal mask."""
-        self._curve = DownsampledSeries(
+        # The rounds: test metrics of each one's base, duration, bytes of values. `sent_bytes` are
+        # all messages in both directions until its base was committed.
+        self.curve = DownsampledSeries(
             lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
         )
-        self._evaluations = DownsampledSeries(lambda point: point["accuracy"], _negative("loss"))
+        # The tests of the global model by all clients.
+        self.evaluations = DownsampledSeries(lambda point: point["accuracy"], _negative("loss"))
         # The newest rounds, oldest first, with the times of the slowest clients of each.
         self.timeline: deque[Entry] = deque(maxlen=NEWEST_ROUNDS)
         self.masks: deque[Entry] = deque(maxlen=NEWEST_MASKS)  # when and why each was agreed
@@ -161,17 +164,6 @@ class RunView:
         for row in rows:
             if row["client"]:
                 self._client(row["client"]).sent[row["direction"]] += int(row["message_bytes"] or 0)
-
-    def curve(self) -> list[Entry]:
-        """Return the rounds: test metrics of each one's base, duration, bytes of values.
-
-        `sent_bytes` counts all messages in both directions until its base was committed.
-        """
-        return self._curve.points()
-
-    def evaluations(self) -> list[Entry]:
-        """Return the tests of the global model by all clients."""
-        return self._evaluations.points()
 
     def layers(self) -> list[Entry]:
         """Return the density of every masked tensor under the newest mask."""
@@ -241,7 +233,7 @@ class RunView:
             "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
             "sent_bytes": sent,
         }
-        self._curve.add(self.newest_round)
+        self.curve.add(self.newest_round)
         lost = {"missing": list(missing)[:SLOWEST_CLIENTS], "num_missing": len(missing)}
         late = [
             {"client": row["client"], "asked_s": row["asked_s"]}
@@ -280,7 +272,7 @@ class RunView:
             "metrics": entry.get("metrics") or {},
             "sent_bytes": sent_bytes(entry["ledger"]),
         }
-        self._evaluations.add(point)
+        self.evaluations.add(point)
         if self.best is None or _quality(point) > _quality(self.best):
             self.best = point
 

@@ -124,13 +124,7 @@ class Documents:
         }
 
     def clients(
-        self,
-        filter: str = "",
-        state: str = "",
-        sort: str = "name",
-        descending: bool = False,
-        offset: int = 0,
-        limit: int = 50,
+        self, filter: str, state: str, sort: str, descending: bool, offset: int, limit: int
     ) -> Document:
         """Return a sorted page of the clients with `filter` in their name and in `state`."""
         run, now_s = self._run.state, self._parts.clock()
@@ -155,7 +149,7 @@ class Documents:
     def rounds(self, points: int) -> Document:
         """Return the curves, downsampled to `points` points."""
         with self._lock:
-            curve, evaluations = self._view.curve(), self._view.evaluations()
+            curve, evaluations = self._view.curve.points(), self._view.evaluations.points()
         return {"curve": thinned(curve, points), "evaluations": thinned(evaluations, points)}
 
     def timeline(self) -> Document:
