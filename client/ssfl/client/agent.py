@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,30 +83,22 @@ class JoinedRun:
     downloads: Downloads
 
 
+@dataclass
 class Agent:
     """One client, from Join to the final model."""
 
-    def __init__(
-        self,
-        stub: Any,
-        identity: Identity,
-        local: LocalState,
-        backoff: ReconnectBackoff,
-        build_site: Callable[[RunSettings, Manifest | None], Site],
-        out_dir: Path,
-        stats: ClientStats | None = None,
-    ) -> None:
-        self._stub = stub
-        self._identity = identity
-        self._local = local
-        self._backoff = backoff
-        self._build_site = build_site
-        self._out_dir = out_dir
-        self._stats = stats or ClientStats()
-        self._caller = pb.Caller()
-        self._joined: JoinedRun | None = None
-        self._pending: PendingUpload | None = None
-        self._granted = False  # the task came with a slot; a second try waits for a grant
+    stub: Any
+    identity: Identity
+    local: LocalState
+    backoff: ReconnectBackoff
+    build_site: Callable[[RunSettings, Manifest | None], Site]
+    out_dir: Path
+    stats: ClientStats = field(default_factory=ClientStats)
+    _caller: pb.Caller = field(default_factory=pb.Caller, init=False)
+    _joined: JoinedRun | None = field(default=None, init=False)
+    _pending: PendingUpload | None = field(default=None, init=False)
+    # The task came with a slot; a second try waits for a grant.
+    _granted: bool = field(default=False, init=False)
 
     def run(self) -> Path | None:
         """Take part until the run is over; return the folder of the final model, if any."""
@@ -115,17 +107,17 @@ class Agent:
                 self._join()
                 return self._work()
             except Unavailable as error:
-                if self._backoff.failed_for(ENDED_RETRY_S) and (ended := self._local.ended()):
+                if self.backoff.failed_for(ENDED_RETRY_S) and (ended := self.local.ended()):
                     log.info(
                         "the run is over for this client and the coordinator does not answer: "
                         "nothing is left to do",
                         extra={"run": ended.run_id},
                     )
                     return ended.folder
-                self._backoff.wait(error)
+                self.backoff.wait(error)
             except Resync as error:
                 log.info("joining again: %s", error)
-                self._backoff.pause()
+                self.backoff.pause()
 
     def leave(self, why: str = "", reason: pb.LeaveReason = pb.LEAVE_REASON_STOPPING) -> None:
         """Leave the run, so that the coordinator does not wait for this client."""
@@ -133,7 +125,7 @@ class Agent:
             return
         try:
             request = pb.LeaveRequest(caller=self._caller, reason=reason, detail=why[:200])
-            self._stub.Leave(request, timeout=2.0)
+            self.stub.Leave(request, timeout=2.0)
         except grpc.RpcError as error:
             log.debug("the Leave call failed", extra={"error": str(error.code())})
 
@@ -149,26 +141,26 @@ class Agent:
         while not self._joined or response.run_id != self._joined.run_id:
             self._joined = self._enter(response)
             response = self._join_call()
-        pending = self._pending or self._local.load()
+        pending = self._pending or self.local.load()
         self._pending = pending if pending and pending.run_id == response.run_id else None
-        self._stats.joined()
+        self.stats.joined()
 
     def _enter(self, response: pb.JoinResponse) -> JoinedRun:
         """Build the model of a run that is new to this client."""
         settings = read_settings(response.settings)
         log.info("joined", extra={"run": response.run_id})
-        if (ended := self._local.ended()) and ended.run_id != response.run_id:
-            self._local.forget_ended()
+        if (ended := self.local.ended()) and ended.run_id != response.run_id:
+            self.local.forget_ended()
         known = Manifest.from_json(response.manifest) if response.manifest else None
-        site = self._build_site(settings, known)
-        name, manifest = self._identity.client_id, site.manifest
+        site = self.build_site(settings, known)
+        name, manifest = self.identity.client_id, site.manifest
         # The mask of this client in a run where every client has its own.
         own_mask = partial(client_random_mask, manifest, settings.sparsity, settings.seed, name)
         held, watchdog = (
             HeldModel(manifest, site.initial, own_mask),
             Watchdog(settings.no_progress_s),
         )
-        downloads = Downloads(watchdog, manifest, self._backoff.reached, stats=self._stats)
+        downloads = Downloads(watchdog, manifest, self.backoff.reached, stats=self.stats)
         return JoinedRun(response.run_id, settings, site, held, downloads)
 
     def _join_call(self) -> pb.JoinResponse:
@@ -190,22 +182,20 @@ class Agent:
     def _call_join(self, manifest: Manifest | None, *, whole: bool = False) -> pb.JoinResponse:
         request = pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
-            client_id=self._identity.client_id,
-            token=self._local.token(),
-            num_samples=self._identity.num_samples,
+            client_id=self.identity.client_id,
+            token=self.local.token(),
+            num_samples=self.identity.num_samples,
             manifest_digest=manifest.digest if manifest else b"",
             manifest=manifest.json if manifest and whole else b"",
-            fingerprint=self._identity.fingerprint,
-            class_counts=self._identity.class_counts,
+            fingerprint=self.identity.fingerprint,
+            class_counts=self.identity.class_counts,
             encodings=ENCODINGS,
-            labels=self._identity.labels,
+            labels=self.identity.labels,
             software=f"ssfl {ssfl_version()}",
         )
-        response: pb.JoinResponse = self._stub.Join(request, timeout=UNARY_TIMEOUT_S)
+        response: pb.JoinResponse = self.stub.Join(request, timeout=UNARY_TIMEOUT_S)
         self._caller = pb.Caller(
-            run_id=response.run_id,
-            client_id=self._identity.client_id,
-            session=response.session,
+            run_id=response.run_id, client_id=self.identity.client_id, session=response.session
         )
         return response
 
@@ -243,7 +233,7 @@ class Agent:
             **self._run.held.held_digests(),
             **self._run.downloads.resume_fields(),
         )
-        return self._stub.NextTask(request)
+        return self.stub.NextTask(request)
 
     def _send_pending(self) -> None:
         """Upload the pending result, if any."""
@@ -252,33 +242,33 @@ class Agent:
             return
         request: Any
         if pending.kind == "scores":
-            rpc = self._stub.ReportSaliency
+            rpc = self.stub.ReportSaliency
             report = saliency_pb2.SaliencyReport.FromString(pending.header)
             request = pb.ReportSaliencyRequest(caller=self._caller, header=report)
         else:
-            rpc = self._stub.SendUpdate
+            rpc = self.stub.SendUpdate
             update = update_pb2.SparseUpdate.FromString(pending.header)
             request = pb.SendUpdateRequest(caller=self._caller, header=update)
         granted, self._granted = self._granted, False
         try:
             outcome = send(
                 rpc, request, pending.payload, self._run.downloads.watchdog,
-                wait_for_grant=not granted, reached=self._backoff.reached, stats=self._stats,
+                wait_for_grant=not granted, reached=self.backoff.reached, stats=self.stats,
             )  # fmt: skip
         except Resync:
             self._drop_pending()
             raise
         failpoint("client.receipt")
         name = _name(transfer_pb2.Outcome, outcome)
-        self._stats.results[name] += 1
+        self.stats.results[name] += 1
         log.info("%s sent", pending.kind, extra={"step": pending.step, "outcome": name})
         if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
-            self._local.commit_residual()
+            self.local.commit_residual()
         self._drop_pending()
 
     def _drop_pending(self) -> None:
         self._pending = None
-        self._local.drop()
+        self.local.drop()
         failpoint("client.dropped")
 
     def _keep_pending(
@@ -286,7 +276,7 @@ class Agent:
     ) -> None:
         data = header.SerializeToString()
         self._pending = PendingUpload(self._run.run_id, kind, step, data, coded.data)
-        self._local.save(self._pending, self._run.held.mask_digest, round_number, coded.residual)
+        self.local.save(self._pending, self._run.held.mask_digest, round_number, coded.residual)
         failpoint("client.saved")
 
     def _initialize(self) -> None:
@@ -300,7 +290,7 @@ class Agent:
             payload = coded.data
             header.initial.CopyFrom(coded.payload)
         request = pb.SendInitialRequest(caller=self._caller, header=header)
-        send(self._stub.SendInitial, request, payload, self._run.downloads.watchdog)
+        send(self.stub.SendInitial, request, payload, self._run.downloads.watchdog)
 
     def _score(self, download: Download) -> None:
         work, step = download.task.score, download.task.step
@@ -309,12 +299,12 @@ class Agent:
         with self._working("score", step):
             scores = self._run.site.score(request)
         failpoint("client.scored")
-        coded = write_scores(scores, work, self._run.settings, self._identity.client_id)
+        coded = write_scores(scores, work, self._run.settings, self.identity.client_id)
         report = saliency_pb2.SaliencyReport(
             manifest_digest=work.manifest_digest,
             initial_digest=work.initial_digest,
             step=step,
-            num_samples=self._identity.num_samples,
+            num_samples=self.identity.num_samples,
             scores=coded.payload,
             work_s=time.monotonic() - began_s,
         )
@@ -332,10 +322,10 @@ class Agent:
             log.info("round closed before training ended", extra={"round": work.round_number})
             return
         failpoint("client.trained")
-        self._stats.training_loss = trained.training_loss
-        residual = self._local.residual(self._run.run_id, mask.digest, work.round_number)
+        self.stats.training_loss = trained.training_loss
+        residual = self.local.residual(self._run.run_id, mask.digest, work.round_number)
         coded = write_update(
-            trained.values, base, work, self._run.settings, self._identity.client_id, residual
+            trained.values, base, work, self._run.settings, self.identity.client_id, residual
         )
         update = update_pb2.SparseUpdate(
             mask_digest=work.mask.mask_digest,
@@ -344,7 +334,7 @@ class Agent:
             step=step,
             round_number=work.round_number,
             attempt=work.attempt,
-            num_samples=self._identity.num_samples,
+            num_samples=self.identity.num_samples,
             values=coded.payload,
             base_evaluation=_evaluation_message(trained.base),
             personal_evaluation=_evaluation_message(trained.personal),
@@ -389,8 +379,8 @@ class Agent:
     @contextmanager
     def _working(self, work: str, step: int) -> Iterator[ProgressReporter]:
         """Report progress during the work and measure its duration."""
-        reporter = ProgressReporter(self._stub, self._caller, step, self._stats)
-        with self._stats.work(work), reporter:
+        reporter = ProgressReporter(self.stub, self._caller, step, self.stats)
+        with self.stats.work(work), reporter:
             yield reporter
 
     def _report(self, step: int, began_s: float, **tested: Evaluation | None) -> None:
@@ -401,7 +391,7 @@ class Agent:
             **{name: _evaluation_message(one) for name, one in tested.items() if one},
         )
         try:
-            self._stub.ReportEvaluation(request, timeout=UNARY_TIMEOUT_S)
+            self.stub.ReportEvaluation(request, timeout=UNARY_TIMEOUT_S)
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -412,13 +402,13 @@ class Agent:
             log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
             folder = self._write_model("", *self._run.held.mask_and_base(download, work))
-        self._local.save_ended(EndedRun(self._run.run_id, folder))
+        self.local.save_ended(EndedRun(self._run.run_id, folder))
         self.leave(reason=pb.LEAVE_REASON_FINISHED)
         failpoint("client.goodbye")
         return folder
 
     def _write_model(self, subfolder: str, mask: Mask, values: Vector) -> Path:
-        folder = self._out_dir / self._run.run_id / self._identity.client_id / subfolder
+        folder = self.out_dir / self._run.run_id / self.identity.client_id / subfolder
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, self._run.site.manifest, mask, values)
         return folder

@@ -5,13 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ssfl.client.config import (
-    Access,
-    ClientConfig,
-    client_id_of,
-    read_access,
-    settings_elsewhere,
-)
+from ssfl.client.config import Access, ClientConfig, client_id_of, read_access, settings_elsewhere
 from ssfl.durable.lock import DirectoryLock
 from ssfl.program import logs, settings
 from ssfl.program.exits import (

@@ -18,13 +18,7 @@ from http import HTTPStatus
 
 from ssfl.program.addresses import is_loopback
 from ssfl.program.monitor.log_buffer import LogBuffer
-from ssfl.program.monitor.web import (
-    Request,
-    Response,
-    Route,
-    WebServer,
-    text_response,
-)
+from ssfl.program.monitor.web import Request, Response, Route, WebServer, text_response
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.uploads.receive import UploadReceiver
