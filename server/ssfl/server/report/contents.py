@@ -50,11 +50,14 @@ def write_files(source: Source, html: Path, before: str = "") -> None:
     rounds, evaluations, clients = (html.with_name(f"{before}{name}.csv") for name in TABLES)
     with atomic_file(rounds) as file, atomic_file(evaluations) as other:
         round_table, test_table = _table(file, ROUND_COLUMNS), _table(other, EVALUATION_COLUMNS)
-        document = report_document(
-            source,
-            lambda entry, point: round_table.writerow(_round_line(entry, point)),
-            lambda entry: test_table.writerow(_test_line(entry)),
-        )
+
+        def write_row(name: str, entry: Entry, point: Entry) -> None:
+            if name == "rounds":
+                round_table.writerow(_round_line(entry, point))
+            elif name == "evaluations":
+                test_table.writerow(_test_line(entry))
+
+        document = report_document(source, write_row)
     with atomic_file(clients) as file:
         _table(file, CLIENT_COLUMNS).writerows(document["clients"])
     write_atomic(html.with_suffix(".json"), to_json(document))
@@ -62,14 +65,11 @@ def write_files(source: Source, html: Path, before: str = "") -> None:
 
 
 def report_document(
-    source: Source,
-    on_round: Callable[[Entry, Entry], object] | None = None,
-    on_test: Callable[[Entry], object] | None = None,
+    source: Source, on_entry: Callable[[str, Entry, Entry], None] | None = None
 ) -> dict[str, Any]:
     """Return the content of the report; its size does not depend on the number of rounds.
 
-    `on_round` is called with the entry of every round and its point of the curve, `on_test` with
-    the entry of every test by all clients.
+    `on_entry` is called with every entry, the name of its list and the newest point of the curve.
     """
     summary, settings = source.summary, source.summary["settings"]
     own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
@@ -85,15 +85,12 @@ def report_document(
             view.add(name, entry)
             if against:
                 against.add(name, entry, view)
-            if name == "evaluations":
-                if saved and entry["rounds_done"] == saved["rounds_done"]:
-                    best = _best(saved, entry)
-                if on_test:
-                    on_test(entry)
             if name == "rounds":
                 newest = entry
-                if on_round:
-                    on_round(entry, view.newest_round)
+            elif name == "evaluations" and saved and entry["rounds_done"] == saved["rounds_done"]:
+                best = _best(saved, entry)
+            if on_entry:
+                on_entry(name, entry, view.newest_round)
         view.add_bytes(source.ledger_rows())
     except (KeyError, TypeError, AttributeError) as error:
         text = f"{source.folder} holds an entry of another kind: {error!r}"
