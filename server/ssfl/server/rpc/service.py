@@ -19,7 +19,7 @@ from ssfl.server.loop.limits import Joins, Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.preflight import Preflight
-from ssfl.server.rpc.upload_handlers import UploadHandlers
+from ssfl.server.rpc.upload_service import UploadService
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
@@ -29,14 +29,13 @@ from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.server.uploads.step_upload import open_step
 from ssfl.server.uploads.update_upload import evaluation_of
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import coordinator_pb2_grpc
 
 log = logging.getLogger("ssfl.run")
 
 HEARTBEAT_S = 15.0
 
 
-class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+class CoordinatorService(UploadService):
     """The service that clients call."""
 
     def __init__(
@@ -46,16 +45,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         reference_coding: str = "auto",
         limits: Limits | None = None,
     ) -> None:
-        self._context = context
-        self._run = context.run
+        self._limits = limits or Limits()
+        super().__init__(context, uploads, self._limits)
         self._counters = context.coordinator.counters
         self._clock = context.clock
-        self.uploads = uploads
-        self._limits = limits or Limits()
         self._joins = Joins(context.clock)
         self._joining: set[ClientId] = set()  # not in the journal yet
         self._samples = SampleCounts()
-        self._upload_handlers = UploadHandlers(context, uploads, self._limits)
         self._reference_coding = reference_coding
         self._preflight = Preflight(context, self._limits, uploads.num_slots, reference_coding)
         self._building = asyncio.Lock()
@@ -129,15 +125,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 changed = run.tasks_changed()
             async for response in self._send(ready, request, member):
                 yield response
-
-    def SendInitial(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        return self._upload_handlers.initial(requests, context.peer())
-
-    def ReportSaliency(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        return self._upload_handlers.scores(requests, context.peer())
-
-    def SendUpdate(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        return self._upload_handlers.update(requests, context.peer())
 
     async def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, context: Any
