@@ -37,7 +37,7 @@ from ssfl.client.coding import (
 )
 from ssfl.client.connection import UNARY_TIMEOUT_S, ReconnectBackoff, Watchdog
 from ssfl.client.download import Download, Downloads
-from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
+from ssfl.client.errors import Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import EndedRun, LocalState, PendingUpload
 from ssfl.client.local_work import ScoringRequest, Site, Vector
@@ -202,6 +202,13 @@ class Agent:
     # -- 2. ask, 3. work, 4. ask again, then upload
 
     def _work(self) -> Path | None:
+        works = {
+            "initialize": self._initialize,
+            "score": self._score,
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "personalize": self._personalize,
+        }
         while True:
             call = self._ask()
             try:
@@ -209,21 +216,10 @@ class Agent:
                 download = self._run.downloads.receive(call)
             finally:
                 call.cancel()
-            match download.task.WhichOneof("work"):
-                case "initialize":
-                    self._initialize()
-                case "score":
-                    self._score(download)
-                case "train":
-                    self._train(download)
-                case "evaluate":
-                    self._evaluate(download)
-                case "personalize":
-                    self._personalize(download)
-                case "finish":
-                    return self._finish(download)
-                case _:
-                    raise Refused("the coordinator asks for work that this version does not know")
+            kind = download.task.WhichOneof("work") or ""  # Downloads refuses a task without work
+            if kind == "finish":
+                return self._finish(download)
+            works[kind](download)
 
     def _ask(self) -> Any:
         """Open the long poll."""
@@ -279,7 +275,7 @@ class Agent:
         self.local.save(self._pending, self._run.held.mask_digest, round_number, coded.residual)
         failpoint("client.saved")
 
-    def _initialize(self) -> None:
+    def _initialize(self, _download: Download) -> None:
         log.info("describing the model to the coordinator")
         site = self._run.site
         digest = values_digest(site.initial)

@@ -26,14 +26,12 @@ class ProgressReporter:
         self._stub = stub
         self._caller = caller
         self._step = step
-        self._done = self._all = 0
         self._closed = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
 
     def on_step(self, done: int, total: int) -> None:
         """Record the progress of the work; raise StepOver if the step has been closed."""
-        self._done, self._all = done, total
         self._stats.steps_done, self._stats.steps_all = done, total
         if self._closed:
             raise StepOver
@@ -48,8 +46,9 @@ class ProgressReporter:
 
     def _report(self) -> None:
         while not self._over.wait(PROGRESS_EVERY_S):
+            done, total = self._stats.steps_done, self._stats.steps_all
             request = pb.ProgressRequest(
-                caller=self._caller, step=self._step, steps_done=self._done, steps_all=self._all
+                caller=self._caller, step=self._step, steps_done=done, steps_all=total
             )
             try:
                 response = self._stub.Progress(request, timeout=_TIMEOUT_S)

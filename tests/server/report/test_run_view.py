@@ -8,7 +8,7 @@ import pytest
 
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.report import run_view
-from ssfl.server.report.run_view import DownsampledSeries, RunView
+from ssfl.server.report.run_view import DownsampledSeries, RunView, layer_rows
 
 Entry = dict[str, Any]
 
@@ -110,7 +110,7 @@ def test_memory_and_documents_do_not_grow_with_rounds() -> None:
         run.curve.points(),
         run.evaluations.points(),
         list(run.timeline),
-        run.layers(),
+        layer_rows(run.layers),
         run.clients(),
     ]
     assert len(json.dumps(documents)) < 1_000_000
@@ -217,7 +217,7 @@ def test_the_first_model_is_not_a_transfer_unless_values_were_sent() -> None:
 def test_before_the_first_round_there_is_no_ratio() -> None:
     run = RunView()
     assert run.bytes([], 1000)["up"] == {"values": 0, "dense": 0, "ratio": None}
-    assert run.curve.points() == list(run.timeline) == run.layers() == run.clients() == []
+    assert run.curve.points() == list(run.timeline) == layer_rows(run.layers) == run.clients() == []
 
 
 def test_a_client_row_covers_the_whole_run() -> None:
@@ -244,7 +244,7 @@ def test_layers_are_those_of_the_newest_mask() -> None:
     run = RunView()
     run.add("masks", mask_entry(1))
     run.add("masks", mask_entry(2))
-    assert run.layers() == [
+    assert layer_rows(run.layers) == [
         {"name": "a.weight", "kept": 1, "size": 4, "density": 0.25},
         {"name": "b.weight", "kept": 2, "size": 10, "density": 0.2},
     ]

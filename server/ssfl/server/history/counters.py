@@ -26,10 +26,6 @@ from ssfl.server.run.state import RunState, Step
 Key = tuple[str, str, str]  # phase, direction, encoding
 
 
-def _histograms(names: tuple[str, ...]) -> dict[str, Histogram]:
-    return {name: Histogram(SECONDS) for name in names}
-
-
 @dataclass
 class ProcessCounters:
     """Counts since this process started."""
@@ -47,9 +43,11 @@ class ProcessCounters:
     # Each client's newest report about scores or an update; times are from the start of its step.
     results: dict[ClientId, Mapping[str, Any]] = field(default_factory=dict)
     steps: dict[str, Histogram] = field(
-        default_factory=lambda: _histograms(tuple(work.value for work in Work))
+        default_factory=lambda: {work.value: Histogram(SECONDS) for work in Work}
     )
-    phases: dict[str, Histogram] = field(default_factory=lambda: _histograms(PHASES))
+    phases: dict[str, Histogram] = field(
+        default_factory=lambda: {phase: Histogram(SECONDS) for phase in PHASES}
+    )
     syncs: Histogram = field(default_factory=lambda: Histogram(SYNC_SECONDS))
     # Bytes sent since the start as a share of the dense equivalent, at the newest committed round.
     ratios: Mapping[Direction, float] = field(default_factory=dict)

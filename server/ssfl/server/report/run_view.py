@@ -125,7 +125,7 @@ class RunView:
         # The newest rounds that clients missed or delayed, or that were retried. `late` are clients
         # that got their task at least LATE_S after the round's start.
         self.incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
-        self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
+        self.layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
         self._holders = ModelHolders(own_masks=own_masks)
         self._values = dict.fromkeys(Direction, 0)  # bytes to compare, up to the newest entry,
@@ -152,7 +152,7 @@ class RunView:
                 self.num_masks += 1
                 self.num_votes += len(entry.get("votes") or ())
                 self.masks.append({key: entry.get(key) for key in _OF_A_MASK})
-                self._layers = entry.get("layers") or {}
+                self.layers = entry.get("layers") or {}
                 self.num_models += self._holders.scored(entry.get("votes") or ())
             case "rounds":
                 self._add_round(entry)
@@ -164,10 +164,6 @@ class RunView:
         for row in rows:
             if row["client"]:
                 self._client(row["client"]).sent[row["direction"]] += int(row["message_bytes"] or 0)
-
-    def layers(self) -> list[Entry]:
-        """Return the density of every masked tensor under the newest mask."""
-        return layer_rows(self._layers)
 
     def clients(self) -> list[Entry]:
         """Return each client's part in the run, by name."""

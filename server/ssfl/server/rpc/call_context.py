@@ -65,11 +65,6 @@ class CallContext:
             return self.broadcasts.shared(model)
         return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
 
-    def task_times(self, member: Member, step: int) -> dict[str, float]:
-        """Return when a task was sent and the current time, in seconds from the step's start."""
-        began_s = self.run.state.step_began_s
-        return self.presence.task_times(member.client, step, began_s, self.clock())
-
     def client_or_blank(self, caller: pb.Caller) -> str:
         """Return the client to which a message is booked: the caller if a member, else blank."""
         state = self.run.state

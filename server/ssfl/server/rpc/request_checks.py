@@ -80,7 +80,10 @@ def check_join(
         if not name_proven:
             raise taken(client)
         if alive and not member.left:
-            raise present(client)
+            raise ClientIdTaken(
+                f"a client called {client} is already here: stop it first (a client that was "
+                "killed frees its name after 30 s), or give this one another name with --client-id"
+            )
     if client == "admin":
         raise InvalidRequest("the id admin is the operator's: choose another with --client-id")
     if member is None and _is_full(state) and not state.finished:
@@ -131,14 +134,6 @@ def taken(client: ClientId) -> ClientIdTaken:
         "have that client's token: start it with the same --state-dir as before, or give it "
         "another name with --client-id. If the state directory is lost, ask the operator of the "
         f"coordinator to run `ssfl remove {client} --readmit`, then start it again"
-    )
-
-
-def present(client: ClientId) -> ClientIdTaken:
-    """Return the refusal of a name whose certificate is in use by a live client."""
-    return ClientIdTaken(
-        f"a client called {client} is already here: stop it first (a client that was killed "
-        "frees its name after 30 s), or give this one another name with --client-id"
     )
 
 

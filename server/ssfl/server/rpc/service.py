@@ -142,10 +142,11 @@ class CoordinatorService(UploadService):
         reply = Reply.STEP_CLOSED
         work = Work.PERSONALIZE if "personal" in others else Work.EVALUATE
         if open_step(self._run.state, request.step, work, member):
+            began_s, now_s = self._run.state.step_began_s, self._clock()
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
-                **self._context.task_times(member, request.step),
+                **self._context.presence.task_times(client, request.step, began_s, now_s),
                 **{name: evaluation_of(other) for name, other in others.items()},
             }
             event = events.UploadReceived(request.step, client, "", report=report)

@@ -25,7 +25,7 @@ from ssfl.server.accounting.dense_equivalent import has_own_masks
 from ssfl.server.accounting.memory import peak_memory_bytes
 from ssfl.server.history.live_entries import Following
 from ssfl.server.loop.coordinator import Coordinator
-from ssfl.server.report.run_view import RunView
+from ssfl.server.report.run_view import RunView, layer_rows
 from ssfl.server.run.state import Phase, RunState, Stall
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
@@ -160,7 +160,7 @@ class Documents:
     def layers(self) -> Document:
         """Return the kept weights of the newest mask by tensor, and when masks were agreed."""
         with self._lock:
-            return {"layers": self._view.layers(), "masks": list(self._view.masks)}
+            return {"layers": layer_rows(self._view.layers), "masks": list(self._view.masks)}
 
     def events(self, after: int) -> Document:
         """Return the newest log records after number `after`."""
