@@ -222,7 +222,6 @@ class Agent:
             works[kind](download)
 
     def _ask(self) -> Any:
-        """Open the long poll."""
         request = pb.NextTaskRequest(
             caller=self._caller,
             finished_step=self._pending.step if self._pending else 0,
@@ -232,7 +231,6 @@ class Agent:
         return self.stub.NextTask(request)
 
     def _send_pending(self) -> None:
-        """Upload the pending result, if any."""
         pending = self._pending
         if pending is None:
             return

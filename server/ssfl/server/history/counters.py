@@ -114,7 +114,10 @@ class ProcessCounters:
         if work is Work.SCORE:
             self._models_sent(self._holders.scored(step.uploads), num_values)
         if work is Work.TRAIN:
-            sent = self._compared(ledger)
+            sent = dict.fromkeys(Direction, 0)
+            for row in self.bytes_since_start(ledger):
+                if row["phase"] in COMPARED:
+                    sent[Direction(row["direction"])] += row["payload_bytes"]
             self._models_sent(self._holders.trained(sent[Direction.DOWN]), num_values)
             dense = self.dense_bytes
             self.ratios = {way: sent[way] / dense[way] for way in Direction if dense[way]}
@@ -123,14 +126,6 @@ class ProcessCounters:
         if work is Work.TRAIN and (phases := fact.report.get("phases")):
             for name, seconds in phases.items():
                 self.phases[name].observe(seconds)
-
-    def _compared(self, ledger: Ledger) -> dict[Direction, int]:
-        """Return the bytes that are compared with the dense equivalent."""
-        sent = dict.fromkeys(Direction, 0)
-        for row in self.bytes_since_start(ledger):
-            if row["phase"] in COMPARED:
-                sent[Direction(row["direction"])] += row["payload_bytes"]
-        return sent
 
 
 def _key(row: Mapping[str, Any]) -> Key:

@@ -125,7 +125,6 @@ def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
 
 
 def _log_clipped(entry: dict[str, Any], limit: float) -> None:
-    """Log the clients whose updates were clipped, and the norms of these updates."""
     clipped = [row for row in entry["clients"] if "clipped" in row]
     if norms := [f"{row['client']} {row['clipped']:.4g}" for row in clipped]:
         log.warning(
@@ -164,7 +163,6 @@ def _committed(state: RunState, history: Newest) -> None:
 
 
 def _log_personal(history: Newest) -> None:
-    """Log the mean accuracy of the global and the personal models."""
     rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
     if rows:
         means = {

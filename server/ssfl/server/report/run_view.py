@@ -66,8 +66,6 @@ class DownsampledSeries:
 
 @dataclass(slots=True)
 class _Client:
-    """What one client did over the run."""
-
     reported: int = 0
     missed: int = 0
     samples: int | None = None

@@ -209,8 +209,6 @@ class Preflight:
 
 
 class _Call:
-    """Resources used by one check."""
-
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
         self.client_id = ""

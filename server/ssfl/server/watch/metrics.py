@@ -112,8 +112,9 @@ class RunCollector(Collector):
         phases: dict[tuple[str, str], float] = {}
         speeds: dict[str, float] = {}
         results = dict(self._parts.counters.results)
-        for client in filter(results.__contains__, shown):
-            report = results[client]
+        for client in shown:
+            if (report := results.get(client)) is None:
+                continue
             phases[client, "broadcast"] = sending_s(report)
             phases[client, "training"] = report["work_s"]
             phases[client, "upload"] = report["upload_s"]
@@ -187,6 +188,5 @@ class RunCollector(Collector):
 
 
 def _waited_for(state: RunState) -> set[ClientId]:
-    """Return the clients that the open step or the stalled run waits for."""
     pending = state.step.pending if state.step and state.step.closed is None else ()
     return {*pending, *(state.stall.missing if state.stall else ())}

@@ -169,7 +169,6 @@ class Documents:
         return {"events": found, "last": newest}
 
     def _read(self) -> None:
-        """Read new history entries for at most READ_S."""
         for _, name, entry in self._following.entries(READ_S):
             self._num_entries += 1
             self._view.add(name, entry)
