@@ -105,13 +105,13 @@ def test_memory_and_documents_do_not_grow_with_rounds() -> None:
     )
     assert len(run.masks) == run_view.NEWEST_MASKS and run.num_masks == 5000
     assert len(run.timeline) == run_view.NEWEST_ROUNDS
-    assert run.clients()[-1]["selected"] == 5000
+    assert run.clients({})[-1]["selected"] == 5000
     documents = [
         run.curve.points(),
         run.evaluations.points(),
         list(run.timeline),
         layer_rows(run.layers),
-        run.clients(),
+        run.clients({}),
     ]
     assert len(json.dumps(documents)) < 1_000_000
 
@@ -217,7 +217,9 @@ def test_the_first_model_is_not_a_transfer_unless_values_were_sent() -> None:
 def test_before_the_first_round_there_is_no_ratio() -> None:
     run = RunView()
     assert run.bytes([], 1000)["up"] == {"values": 0, "dense": 0, "ratio": None}
-    assert run.curve.points() == list(run.timeline) == layer_rows(run.layers) == run.clients() == []
+    assert (
+        run.curve.points() == list(run.timeline) == layer_rows(run.layers) == run.clients({}) == []
+    )
 
 
 def test_a_client_row_covers_the_whole_run() -> None:
@@ -232,7 +234,7 @@ def test_a_client_row_covers_the_whole_run() -> None:
             {"client": "", "direction": "down", "message_bytes": 5},
         ]
     )
-    (told,) = run.clients()
+    (told,) = run.clients({})
     assert told == {
         "client": "a", "selected": 3, "reported": 2, "missed": 1, "samples": 10, "work_s": 2.0,
         "slowest_work_s": 3.0, "upload_s": 0.1, "upload_bytes_per_s": 4000.0, "up_bytes": 100,

@@ -21,7 +21,7 @@ from ssfl.server.history.run_history import Entry
 from ssfl.server.history.timing import PHASES
 from ssfl.server.report.mask_image import mask_pictures
 from ssfl.server.report.page import page, to_json
-from ssfl.server.report.run_view import RunView, layer_rows, sent_bytes
+from ssfl.server.report.run_view import CLIENT_COLUMNS, RunView, layer_rows, sent_bytes
 from ssfl.server.report.source import ReportError, Source, open_folder
 from ssfl.server.report.traffic import DenseComparison, formulas, paper_break_even
 
@@ -36,7 +36,6 @@ EVALUATION_COLUMNS = (
     "rounds_done", "began", "seconds", "clients", "missing", "accuracy", "mean_accuracy", "loss",
     "validation_accuracy", "validation_loss", "metrics", "sent_bytes",
 )  # fmt: skip
-CLIENT_COLUMNS = tuple(RunView.no_rounds(""))
 
 
 def write_report(folder: Path) -> Path:
@@ -120,7 +119,7 @@ def report_document(
         "votes": summary.get("votes") or [],
         "not_voted": summary.get("not_voted") or [],
         "densities": summary.get("densities") or [],
-        "clients": _clients(summary["clients"], view.clients()),
+        "clients": view.clients(summary["clients"]),
         "personal": summary.get("personal"),
         "incidents": list(view.incidents),
         "num_void": summary.get("num_void", 0),
@@ -230,17 +229,6 @@ def _bytes(summary: Mapping[str, Any], view: RunView, against: DenseComparison |
         by_paper = paper_break_even(against.num_values, against.num_masked, kept)
         found["break_even"] = {"round": against.break_even, "paper": by_paper}
     return found
-
-
-def _clients(samples: Mapping[str, int], rows: Sequence[Entry]) -> list[Entry]:
-    """Return the rows of all members, also of those that have not reported yet."""
-    known = {row["client"]: row for row in rows}
-    found = [
-        {**row, "samples": samples.get(name) if row["samples"] is None else row["samples"]}
-        for name in {**known, **samples}
-        for row in [known.get(name) or RunView.no_rounds(name)]
-    ]
-    return sorted(found, key=lambda row: str(row["client"]))
 
 
 def _table(file: BinaryIO, columns: Sequence[str]) -> "csv.DictWriter[str]":

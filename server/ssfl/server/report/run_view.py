@@ -105,6 +105,9 @@ class _Client:
         }
 
 
+CLIENT_COLUMNS = tuple(_Client().to_dict(""))
+
+
 class RunView:
     """Accumulates a run's history entries and returns documents about the run so far."""
 
@@ -163,9 +166,14 @@ class RunView:
             if row["client"]:
                 self._client(row["client"]).sent[row["direction"]] += int(row["message_bytes"] or 0)
 
-    def clients(self) -> list[Entry]:
-        """Return each client's part in the run, by name."""
-        return [self._clients[name].to_dict(name) for name in sorted(self._clients)]
+    def clients(self, members: Mapping[str, int]) -> list[Entry]:
+        """Return the rows of all clients and `members` by name; a member may have had no task."""
+        names = sorted({*self._clients, *members})
+        rows = [self._clients.get(name, _Client()).to_dict(name) for name in names]
+        for row in rows:
+            if row["samples"] is None:
+                row["samples"] = members.get(row["client"])
+        return rows
 
     def bytes(self, ledger_rows: Rows, num_values: int) -> Entry:
         """Return byte totals, and the comparison with dense training at the newest entry."""
@@ -178,11 +186,6 @@ class RunView:
             found[way.value] = {"values": values, "dense": dense, "ratio": ratio}
         found["one_off"] = {way.value: payload(rows, way, ONE_OFF) for way in Direction}
         return found
-
-    @staticmethod
-    def no_rounds(name: str) -> Entry:
-        """Return the row of a client that had no task yet."""
-        return _Client().to_dict(name)
 
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
