@@ -63,7 +63,11 @@ class Documents:
     def history_mark(self) -> str:
         """Read new history entries; return a mark that changes with the documents."""
         with self._lock:
-            self._read()
+            for _, name, entry in self._following.entries(READ_S):
+                self._num_entries += 1
+                self._view.add(name, entry)
+                if name == "rounds":
+                    self._newest.update((row["client"], row) for row in entry["clients"])
             return f"{self._started:.3f}-{self._num_entries}"
 
     def status(self) -> Document:
@@ -167,13 +171,6 @@ class Documents:
         found = self._recent.after(after)
         newest = found[-1]["number"] if found else min(after, self._recent.last_number)
         return {"events": found, "last": newest}
-
-    def _read(self) -> None:
-        for _, name, entry in self._following.entries(READ_S):
-            self._num_entries += 1
-            self._view.add(name, entry)
-            if name == "rounds":
-                self._newest.update((row["client"], row) for row in entry["clients"])
 
     def _client(
         self, state: RunState, client: ClientId, now_s: float, refused: Mapping[str, int]
