@@ -115,8 +115,8 @@ class Listener:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             _try(host, port)  # gRPC does not report the reason
-            if self._security and (credentials := self._security.credentials):
-                return int(server.add_secure_port(address, credentials))
+            if self._security and (certificates := self._security.certificates):
+                return int(server.add_secure_port(address, certificates.server_credentials()))
             return int(server.add_insecure_port(address))
         except (OSError, RuntimeError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)

@@ -30,11 +30,6 @@ class Security:
     token: str = ""
 
     @property
-    def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials for one port; None without TLS."""
-        return self.certificates.server_credentials() if self.certificates else None
-
-    @property
     def mutual(self) -> bool:
         return bool(self.certificates and self.certificates.mutual)
 
