@@ -156,10 +156,8 @@ class Agent:
         name, manifest = self.identity.client_id, site.manifest
         # The mask of this client in a run where every client has its own.
         own_mask = partial(client_random_mask, manifest, settings.sparsity, settings.seed, name)
-        held, watchdog = (
-            HeldModel(manifest, site.initial, own_mask),
-            Watchdog(settings.no_progress_s),
-        )
+        held = HeldModel(manifest, site.initial, own_mask)
+        watchdog = Watchdog(settings.no_progress_s)
         downloads = Downloads(watchdog, manifest, self.backoff.reached, stats=self.stats)
         return JoinedRun(response.run_id, settings, site, held, downloads)
 

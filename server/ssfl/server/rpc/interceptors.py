@@ -49,12 +49,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
         async def unary(request: Any, context: Any) -> Any:
             async with self._statuses(context, call.method, lambda: speaker_of(request)):
-                self._identity.check(call, context)(_readable(request))
+                self._check(request, call, context)
                 return await handler.unary_unary(request, context)
 
         async def stream(request: Any, context: Any) -> None:
             async with self._statuses(context, call.method, lambda: speaker_of(request)):
-                self._identity.check(call, context)(_readable(request))
+                self._check(request, call, context)
                 await self._write_all(handler.unary_stream(request, context), context)
 
         async def upload(raw: Any, context: Any) -> None:
@@ -75,6 +75,10 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(upload, *codec)
         return handler
+
+    def _check(self, request: Any, call: Any, context: Any) -> None:
+        readable = _readable(request)
+        self._identity.check(call, context)(readable)
 
     @asynccontextmanager
     async def _statuses(
