@@ -12,7 +12,7 @@ import pytest
 
 from ssfl.server.errors import Unauthenticated, WrongName
 from ssfl.server.loop.refusals import Refusals
-from ssfl.server.rpc.auth import Identity, claimed_by, names_in
+from ssfl.server.rpc.auth import Authenticator, claimed_by, names_in
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.v1 import admin_pb2, coordinator_pb2
 from ssfl.v1 import coordinator_pb2 as pb
@@ -39,7 +39,7 @@ def test_a_certificate_has_its_common_name_and_its_dns_names() -> None:
 
 
 def call(
-    identity: Identity,
+    authenticator: Authenticator,
     request: Any,
     metadata: dict[str, str] | None = None,
     auth: dict[str, list[bytes]] | None = None,
@@ -47,50 +47,50 @@ def call(
 ) -> None:
     """Check a call with one request."""
     details = SimpleNamespace(method=method, invocation_metadata=tuple((metadata or {}).items()))
-    identity.check(details, SimpleNamespace(auth_context=lambda: auth or {}))(request)
+    authenticator.check(details, SimpleNamespace(auth_context=lambda: auth or {}))(request)
 
 
 def test_without_security_any_client_may_call() -> None:
     request = pb.JoinRequest(client_id="ann")
-    call(Identity(), request)
+    call(Authenticator(), request)
 
 
 @pytest.mark.parametrize("client_id", ["ann", "ann.example.org"])
 def test_a_name_of_the_certificate_may_call(client_id: str) -> None:
     request = pb.JoinRequest(client_id=client_id)
-    call(Identity(certificates=True), request, auth=ANN)
+    call(Authenticator(certificates=True), request, auth=ANN)
 
 
 @pytest.mark.parametrize("client_id", ["bob", "", "Ann", "x.example.org", "an"])
 def test_another_name_is_refused_with_both(client_id: str) -> None:
     both = f"calls itself {client_id!r}, but its certificate is of 'ann' or 'ann.example.org'"
     with pytest.raises(WrongName, match=both):
-        call(Identity(certificates=True), pb.JoinRequest(client_id=client_id), auth=ANN)
+        call(Authenticator(certificates=True), pb.JoinRequest(client_id=client_id), auth=ANN)
 
 
 def test_the_admin_port_requires_the_admin_certificate() -> None:
-    identity = Identity(certificates=True, admin=True)
+    authenticator = Authenticator(certificates=True, admin=True)
     request = admin_pb2.StopRunRequest()
     where = "/ssfl.v1.AdminService/StopRun"
     with pytest.raises(
         WrongName, match="needs the certificate of 'admin', but this one is of 'ann'"
     ):
-        call(identity, request, auth=ANN, method=where)
+        call(authenticator, request, auth=ANN, method=where)
     admin = {"x509_common_name": [b"admin"]}
-    call(identity, request, auth=admin, method=where)
+    call(authenticator, request, auth=admin, method=where)
 
 
 def test_every_call_but_health_requires_the_join_token() -> None:
-    identity = Identity(token="0123456789abcdef")
+    authenticator = Authenticator(token="0123456789abcdef")
     request = pb.LeaveRequest()
     good = {"authorization": "Bearer 0123456789abcdef"}
-    call(identity, request, good)
+    call(authenticator, request, good)
     with pytest.raises(Unauthenticated, match="asks for a join token"):
-        call(identity, request)
+        call(authenticator, request)
     for wrong in ("Bearer 0123456789abcdeF", "0123456789abcdef", "Bearer é"):
         with pytest.raises(Unauthenticated, match="is not that of this coordinator"):
-            call(identity, request, {"authorization": wrong})
-    call(identity, request, method="/grpc.health.v1.Health/Check")
+            call(authenticator, request, {"authorization": wrong})
+    call(authenticator, request, method="/grpc.health.v1.Health/Check")
 
 
 class Context:
@@ -109,7 +109,7 @@ class Context:
 def refused(handler: Any, kind: str, *requests: Any) -> dict[str, int]:
     """Send requests of ann's connection past the interceptor; return the refusals by reason."""
     refusals = Refusals(lambda: 0.0, lambda _name: True)
-    status = StatusInterceptor(refusals, identity=Identity(certificates=True))
+    status = StatusInterceptor(refusals, authenticator=Authenticator(certificates=True))
     details = SimpleNamespace(method="/ssfl.v1.CoordinatorService/X", invocation_metadata=())
 
     async def continuation(_details: object) -> Any:

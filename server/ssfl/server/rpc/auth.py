@@ -21,7 +21,7 @@ OURS = "/ssfl.v1."  # health checks and reflection have other prefixes
 MAX_SHOWN = 64
 
 
-class Identity:
+class Authenticator:
     """Refuses unauthenticated calls; without a token and certificates every call passes."""
 
     def __init__(self, *, token: str = "", certificates: bool = False, admin: bool = False) -> None:

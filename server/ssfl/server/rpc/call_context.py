@@ -27,7 +27,7 @@ class CallContext:
         coordinator: Coordinator,
         numbers: SessionNumbers,
         *,
-        names_proven: bool = False,  # by certificates, which Identity checks
+        names_proven: bool = False,  # by certificates, which Authenticator checks
     ) -> None:
         self.coordinator = coordinator
         self.numbers = numbers

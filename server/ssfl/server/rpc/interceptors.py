@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.loop.refusals import Refusals, reason_of, speaker_of
-from ssfl.server.rpc.auth import Identity
+from ssfl.server.rpc.auth import Authenticator
 from ssfl.server.rpc.status_codes import status_of
 
 log = logging.getLogger(__name__)
@@ -29,11 +29,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
     """Authenticates calls, and turns exceptions of handlers into gRPC statuses."""
 
     def __init__(
-        self, refusals: Refusals, no_progress_s: float = 60.0, identity: Identity | None = None
+        self,
+        refusals: Refusals,
+        no_progress_s: float = 60.0,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._refusals = refusals
         self._no_progress_s = no_progress_s
-        self._identity = identity or Identity()
+        self._authenticator = authenticator or Authenticator()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -65,7 +68,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                 aclosing(_Requests(raw)) as requests,
                 self._statuses(context, call.method, lambda: requests.speaker),
             ):
-                requests.check = self._identity.check(call, context)
+                requests.check = self._authenticator.check(call, context)
                 await self._write_all(handler.stream_stream(requests, context), context)
 
         if handler.unary_unary:
@@ -78,7 +81,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
     def _check(self, request: Any, call: Any, context: Any) -> None:
         readable = _readable(request)
-        self._identity.check(call, context)(readable)
+        self._authenticator.check(call, context)(readable)
 
     @asynccontextmanager
     async def _statuses(

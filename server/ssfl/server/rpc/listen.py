@@ -17,7 +17,7 @@ from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
 from ssfl.server.loop.refusals import Refusals
 from ssfl.server.rpc.admin import AdminService
-from ssfl.server.rpc.auth import Identity
+from ssfl.server.rpc.auth import Authenticator
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
@@ -75,8 +75,8 @@ class Listener:
         token, mutual = (security.token, security.mutual) if security else ("", False)
         service = service_for(config, coordinator, names_proven=mutual)
         self.uploads = service.uploads
-        identity = Identity(token=token, certificates=mutual)
-        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s, identity)
+        authenticator = Authenticator(token=token, certificates=mutual)
+        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s, authenticator)
         self._clients = grpc.aio.server(
             interceptors=[status],
             options=client_options(connections_that_fit(config.max_connections)),
@@ -90,7 +90,7 @@ class Listener:
         # Refusals on the admin port are logged, but not counted as refusals of clients.
         slips = StatusInterceptor(
             Refusals(coordinator.clock, lambda _name: False),
-            identity=Identity(certificates=mutual, admin=True),
+            authenticator=Authenticator(certificates=mutual, admin=True),
         )
         self._admin = grpc.aio.server(interceptors=[slips], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
