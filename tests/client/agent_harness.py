@@ -14,7 +14,7 @@ from ssfl.client.agent import Agent, Identity
 from ssfl.client.client_stats import ClientStats
 from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.local_state import LocalState
-from ssfl.client.local_work import GlobalEvaluation, PersonalModel, ScoringRequest, Vector
+from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
@@ -61,11 +61,11 @@ class FakeSite:
 
     def personalize(
         self, mask: Mask, values: Vector, rounds_done: int, on_step: Callable[[int, int], None]
-    ) -> PersonalModel:
+    ) -> LocalResult:
         assert mask.num_kept + 4 == values.size
         on_step(1, 1)
         own = values + np.float32(rounds_done)
-        return PersonalModel(own, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
+        return LocalResult(own, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
 
 class AgentHarness:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from program.tls.pems import make
-from ssfl.client.access import read_access
-from ssfl.client.config import ClientConfig
+from ssfl.client.config import ClientConfig, read_access
 
 
 def test_a_key_that_others_can_read_is_logged_with_the_command_that_fixes_it(

@@ -141,7 +141,7 @@ def test_a_taken_client_id_ends_the_agent(tmp_path: Path) -> None:
 
 def test_the_give_up_deadline_ends_the_agent(tmp_path: Path) -> None:
     harness = AgentHarness(tmp_path, FakeStub(Join=[GONE]))
-    harness.agent._backoff = ReconnectBackoff("there:1", 0.0, lambda: 0.0, harness.pauses.append)
+    harness.agent.backoff = ReconnectBackoff("there:1", 0.0, lambda: 0.0, harness.pauses.append)
     with pytest.raises(ProgramError, match="no coordinator at there:1"):
         harness.agent.run()
 

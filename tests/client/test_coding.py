@@ -15,7 +15,7 @@ from ssfl.client.coding import (
     check_size,
     read_mask,
     read_values,
-    write_initial,
+    write_dense,
     write_scores,
     write_update,
 )
@@ -315,7 +315,7 @@ def lossy(value_type: str, **changes: Any) -> tuple[RunSettings, int, ValueCode]
 
 
 def test_initial_weights_are_sent_as_float32() -> None:
-    coded = write_initial(INITIAL)
+    coded = write_dense(INITIAL)
     assert coded.payload.encoding == transfer_pb2.ENCODING_DENSE
     assert bytes(coded.data) == INITIAL.tobytes()
 

@@ -56,7 +56,7 @@ def downloads() -> Downloads:
 def test_payloads_arrive_in_the_order_of_their_fields(downloads: Downloads) -> None:
     answers = [waiting("others"), header(train_task()), chunk(0, 2), chunk(2, 40), chunk(40, 59)]
     got = downloads.receive(FakeCall(answers))
-    assert (bytes(got.payload(0)), bytes(got.payload(1))) == (MASK, BASE)
+    assert [bytes(part) for part in got.parts()] == [MASK, BASE]
     assert got.task.step == 3
     assert downloads.resume_fields() == {}, "nothing is left to resume"
 

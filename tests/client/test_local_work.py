@@ -94,7 +94,7 @@ def test_a_personal_model_stays_inside_the_mask_and_both_models_are_tested() -> 
     values = mask.gather(site.initial)
     own = site.personalize(mask, values, 7, ignore)
     assert own.values.shape == values.shape and not np.array_equal(own.values, values)
-    assert own.evaluation == site.evaluate(mask, values).evaluation
+    assert own.base == site.evaluate(mask, values).evaluation
     assert own.personal == site.evaluate(mask, own.values).evaluation
     again = site.personalize(mask, values, 7, ignore)
     assert np.array_equal(again.values, own.values)

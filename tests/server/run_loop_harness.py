@@ -41,6 +41,13 @@ def context_of(coordinator: Coordinator) -> CallContext:
     return CallContext(coordinator, NUMBERS)
 
 
+class NoPeer:
+    """The gRPC context of a call from an unknown address."""
+
+    def peer(self) -> str:
+        return ""
+
+
 def caller_of(coordinator: Coordinator, client: ClientId) -> pb.Caller:
     """Return the caller message of a member."""
     state = coordinator.run.state

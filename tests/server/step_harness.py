@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from server.run_loop_harness import caller_of, context_of
+from server.run_loop_harness import NoPeer, caller_of, context_of
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.loop.coordinator import Coordinator
-from ssfl.server.rpc.upload_handlers import UploadHandlers
+from ssfl.server.loop.limits import Limits
+from ssfl.server.rpc.upload_service import UploadService
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
 from ssfl.server.storage.upload_files import PartialUpload, StoredValues
@@ -60,7 +61,7 @@ class Steps:
         self.coordinator = coordinator
         self.manifest = manifest
         self.context = context_of(coordinator)
-        self.handlers = UploadHandlers(self.context, receiver_of(coordinator))
+        self.service = UploadService(self.context, receiver_of(coordinator), Limits())
 
     def caller(self, client: ClientId) -> pb.Caller:
         return caller_of(self.coordinator, client)
@@ -73,7 +74,7 @@ class Steps:
         initial = initial_vector(self.manifest, self.coordinator.run.state.settings.seed)
         header = pb.InitialModel(manifest=self.manifest.json, initial_digest=values_digest(initial))
         request = pb.SendInitialRequest(caller=self.caller(C1), header=header)
-        _ = [answer async for answer in self.handlers.initial(stream(request))]
+        _ = [answer async for answer in self.service.SendInitial(stream(request), NoPeer())]
 
     async def scoring(self) -> "Steps":
         """Bring the run to its SCORE step."""
@@ -127,7 +128,8 @@ class Steps:
         )
         request = pb.ReportSaliencyRequest(caller=self.caller(client), header=header)
         chunks = [pb.ReportSaliencyRequest(chunk=one) for one in chunks_of(data)]
-        return [word(one) async for one in self.handlers.scores(stream(request, *chunks))]
+        answers = self.service.ReportSaliency(stream(request, *chunks), NoPeer())
+        return [word(one) async for one in answers]
 
     def update_header(self, payload: transfer_pb2.Payload) -> update_pb2.SparseUpdate:
         model = self.coordinator.run.model
@@ -157,7 +159,8 @@ class Steps:
         header = header or self.update_header(payload)
         request = pb.SendUpdateRequest(caller=self.caller(client), header=header)
         chunks = [pb.SendUpdateRequest(chunk=one) for one in chunks_of(data[:stop], start)]
-        return [word(one) async for one in self.handlers.update(stream(request, *chunks))]
+        answers = self.service.SendUpdate(stream(request, *chunks), NoPeer())
+        return [word(one) async for one in answers]
 
     def spooled(self, client: ClientId = C1) -> dict[str, bytes]:
         """Return the spooled files of a client in this step, by suffix."""

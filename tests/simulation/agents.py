@@ -18,7 +18,7 @@ import numpy.typing as npt
 from simulation.checker import Checker, Made
 from simulation.model import correct_of, initial_values, manifest_json, scores_of, update_of
 from simulation.network import Call, Failed
-from ssfl.client.coding import ENCODINGS, write_initial, write_update
+from ssfl.client.coding import ENCODINGS, write_dense, write_update
 from ssfl.client.connection import Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Resync, Unavailable, translate
@@ -228,12 +228,13 @@ class Agent:
         except Failed as error:
             raise translate(error) from error
         download, downloads.current = downloads.current, None
-        if download is None or not download.complete:
+        if download is None or not download.receiver.complete:
             downloads.current = download
             raise Unavailable("the stream ended before the task was whole")
-        for number, payload in enumerate(download.payloads):
-            digest = hashlib.sha256(download.payload(number)).digest()
-            assert digest == payload.digest, "the coordinator sent a damaged payload"
+        for payload, part in zip(download.payloads, download.parts(), strict=True):
+            assert hashlib.sha256(part).digest() == payload.digest, (
+                "the coordinator sent a damaged payload"
+            )
         return download
 
     async def _send_answer(self) -> None:
@@ -285,7 +286,7 @@ class Agent:
         )
         payload = b""
         if not self._manifest.rebuildable:
-            coded = write_initial(self._initial)
+            coded = write_dense(self._initial)
             payload = bytes(coded.data)
             header.initial.CopyFrom(coded.payload)
         request = pb.SendInitialRequest(caller=self.caller, header=header)

@@ -23,7 +23,7 @@ class ClientStats:
 
     def __init__(self) -> None:
         self.state = "joining"
-        self.connected = False
+        self.connected = False  # the last call was answered
         self.num_samples = 0
         self.joins = 0
         self.retries = 0
@@ -33,15 +33,7 @@ class ClientStats:
         self.works = {name: Histogram(SECONDS) for name in WORKS}
         self.transfers = {name: Histogram(SECONDS) for name in DIRECTIONS}
         self.training_loss: float | None = None
-        self.steps_done = self.steps_all = 0
-
-    def reached(self) -> None:
-        """Record that the coordinator answered."""
-        self.connected = True
-
-    def disconnected(self) -> None:
-        """Record a failed progress report; the work continues."""
-        self.connected = False
+        self.steps_done = self.steps_all = 0  # minibatches of the current work
 
     def failed(self) -> None:
         """Record a failed call; the client joins again."""
@@ -52,7 +44,7 @@ class ClientStats:
     def joined(self) -> None:
         """Record a successful Join."""
         self.joins += 1
-        self.reached()
+        self.connected = True
         self.state = "waiting"
 
     @contextmanager
@@ -63,10 +55,6 @@ class ClientStats:
         yield
         self.works[name].observe(time.monotonic() - began_s)
         self.state = "waiting"
-
-    def step(self, done: int, total: int) -> None:
-        """Record the number of minibatches done."""
-        self.steps_done, self.steps_all = done, total
 
     def begin_transfer(self, direction: str, offset: int) -> None:
         """Record that a transfer starts; an `offset` above 0 counts as a resume."""

@@ -1,9 +1,9 @@
-"""Decode payloads from the coordinator; encode scores, updates and initial weights."""
+"""Decode settings and payloads from the coordinator; encode scores, updates and weights."""
 
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,13 @@ from ssfl.codec import (
     values_only,
 )
 from ssfl.codec.blocks import ValueCode
+from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import lossy_code, random_words, rounding_words
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import mask_pb2, transfer_pb2
+from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2
 
 log = logging.getLogger("ssfl.client")
 
@@ -52,6 +53,21 @@ class EncodedPayload:
     data: memoryview
     error: float = 0.0  # coding error, as a share of the update
     residual: Vector | None = None  # coding error, added to the next update
+
+
+def read_settings(message: settings_pb2.RunSettings) -> RunSettings:
+    """Return the run settings of a Join response; raise Refused if they are not valid."""
+    received = {}
+    for field in fields(RunSettings):
+        value = getattr(message, field.name)
+        if value or not field.metadata.get("choices"):  # an older coordinator may not send a choice
+            received[field.name] = value
+    settings = RunSettings(**received)
+    try:
+        settings.validate()
+    except SettingsError as error:
+        raise Refused(f"this version cannot use the run's settings: {error}") from error
+    return settings
 
 
 def check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
@@ -79,10 +95,7 @@ def read_mask(
     initial: Vector,
     held: Mask | None,
 ) -> Mask:
-    """Return the mask of a broadcast, verified against its digest.
-
-    `initial` is the run's initial vector; `held` is the mask that a difference refers to.
-    """
+    """Return the mask of a broadcast, verified; `held` is the mask a difference refers to."""
     if message.all_kept:
         mask = Mask.full(manifest.num_masked)
     elif not message.HasField("mask"):
@@ -144,17 +157,17 @@ def write_scores(
                 data = scores.encode(found, work.num_coded, words)
             except UnfitValues as error:  # the coordinator refuses scores that are not valid
                 log.warning("sending the scores as float32: %s", error)
-                return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+                return write_dense(found)
             return _encoded(transfer_pb2.ENCODING_SCORES, data)
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_DENSE:
-            return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(found))
+            return write_dense(found)
         case unknown:
             raise Refused(f"the coordinator asks for scores in encoding {unknown}")
 
 
-def write_initial(initial: Vector) -> EncodedPayload:
-    """Encode initial weights as float32."""
-    return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(initial))
+def write_dense(values: Vector) -> EncodedPayload:
+    """Encode initial weights or scores as float32."""
+    return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(values))
 
 
 def write_update(
@@ -185,10 +198,10 @@ def write_update(
         data = blocks.encode(reference.CODE, trained, base)
         return _encoded(transfer_pb2.ENCODING_REFERENCE, data, work.base_digest)
     sent = blocks.decode(code, data, target.size, base)
-    coded = _encoded(work.update_encoding, data, work.base_digest)
     error_share = blocks.relative_error(target, sent, base)
     rest = target - sent if settings.error_feedback else None
-    return EncodedPayload(coded.payload, coded.data, error_share, rest)
+    coded = _encoded(work.update_encoding, data, work.base_digest)
+    return replace(coded, error=error_share, residual=rest)
 
 
 def _encoded(

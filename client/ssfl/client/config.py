@@ -1,14 +1,26 @@
-"""Settings of a client. Run settings come from the coordinator."""
+"""Settings of a client, and the credentials that they name.
 
+Run settings come from the coordinator.
+"""
+
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ssfl.datasets.shards.shard_file import full_name
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
+from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings.loading import setting_names
+
+if TYPE_CHECKING:
+    from ssfl.program.tls.pem import ClientTls
+    from ssfl.program.tls.probe import Finding
+
+log = logging.getLogger("ssfl.client")
 
 # Settings that only ssfl-coordinator has; tests/test_settings_split.py compares the two lists.
 COORDINATOR_SETTINGS = (
@@ -67,6 +79,7 @@ class ClientConfig:
     metrics_port: int | None = setting(
         None,
         "port for Prometheus (/metrics) and probes (/healthz); 0: a free port; default: no port",
+        le=65535,
     )
     metrics_host: str = setting("127.0.0.1", "address of the metrics port")
     log_format: str = setting(
@@ -85,12 +98,6 @@ class ClientConfig:
             raise SettingsError(
                 f"--coordinator must be host:port (localhost:50051), got {self.coordinator!r}"
             )
-        if not 0 <= (self.metrics_port or 0) <= 65535:
-            raise SettingsError(
-                f"--metrics-port must be between 0 and 65535, got {self.metrics_port}"
-            )
-        if self.threads < 0:
-            raise SettingsError(f"--threads must be 0 (every core) or more, got {self.threads}")
         if self.client_id and not CLIENT_ID.fullmatch(self.client_id):
             raise SettingsError(
                 "--client-id must be 1 to 64 letters, digits, '.', '_' or '-', "
@@ -119,3 +126,35 @@ def settings_elsewhere() -> dict[str, str]:
         COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: set it there"
     )
     return run | coordinator | {"admin": "is for operator commands such as `ssfl status`"}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Address of a coordinator and the credentials for it."""
+
+    address: str
+    tls: "ClientTls | None" = None
+    token: str = ""
+
+    def diagnose(self) -> "Finding | None":
+        """Probe the coordinator; return the cause of a failed connection, or None if unknown."""
+        from ssfl.program.tls.probe import diagnose  # imported only after a failure
+
+        return diagnose(self.address, self.tls)
+
+
+def read_access(config: ClientConfig) -> Access:
+    """Read and check the credential files; raise ProgramError(USAGE) if one cannot be used."""
+    files = (config.tls_ca, config.tls_cert, config.tls_key, config.tls_server_name)
+    if not (any(files) or config.join_token_file):
+        return Access(config.coordinator)
+    from ssfl.program.tls.pem import client_tls, read_token
+
+    tls = client_tls(*files)
+    token = read_token(config.join_token_file) if config.join_token_file else ""
+    if token and tls is None and not is_loopback(split(config.coordinator)[0]):
+        log.warning("without --tls-ca the join token is sent unencrypted: others can read it")
+    if tls and tls.pair:
+        for warning in filter(None, (tls.pair.warning(), tls.pair.key_warning())):
+            log.warning("%s", warning)
+    return Access(config.coordinator, tls, token)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -101,47 +102,37 @@ class Connection:
         self._stub = stub_for(self._channel, self._token)
 
 
+@dataclass
 class ReconnectBackoff:
     """Exponential backoff with full jitter and a deadline."""
 
-    def __init__(
-        self,
-        address: str,
-        give_up_after_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        diagnose: Callable[[], "Finding | None"] = lambda: None,
-        retry: Callable[[], None] = lambda: None,
-        stats: ClientStats | None = None,
-    ) -> None:
-        """Call `diagnose` for the cause of a failure, and `retry` after each pause."""
-        self._address = address
-        self._diagnose = diagnose
-        self._was_reached = False
-        self._give_up_after_s = give_up_after_s
-        self._clock = clock
-        self._sleep = sleep
-        self._retry = retry
-        self._stats = stats or ClientStats()
-        self._since_s: float | None = None
-        self._pause_s = FIRST_PAUSE_S
+    address: str
+    give_up_after_s: float
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    diagnose: Callable[[], "Finding | None"] = lambda: None  # returns the cause of a failure
+    retry: Callable[[], None] = lambda: None  # called after each pause
+    stats: ClientStats = field(default_factory=ClientStats)
+    _was_reached: bool = False
+    _since_s: float | None = None  # of the first failure after the last answer
+    _pause_s: float = FIRST_PAUSE_S
 
     def reached(self) -> None:
         """Record that the coordinator answered: reset the pauses and the deadline."""
-        self._stats.reached()
+        self.stats.connected = True
         if self._since_s is not None:
-            log.info("reached the coordinator", extra={"address": self._address})
+            log.info("reached the coordinator", extra={"address": self.address})
         self._since_s, self._pause_s, self._was_reached = None, FIRST_PAUSE_S, True
 
     def failed_for(self, seconds: float) -> bool:
         """Return True if every call has failed for `seconds` or for --give-up-after."""
         if self._since_s is None:
             return False
-        return self._clock() - self._since_s >= min(seconds, self._give_up_after_s)
+        return self.clock() - self._since_s >= min(seconds, self.give_up_after_s)
 
     def pause(self) -> None:
         """Sleep briefly, so that clients do not all join again at once."""
-        self._sleep(random.uniform(0.1, FIRST_PAUSE_S))
+        self.sleep(random.uniform(0.1, FIRST_PAUSE_S))
 
     def wait(self, error: Unavailable) -> None:
         """Sleep before the next try; raise ProgramError(UNREACHABLE) if the deadline has passed.
@@ -149,17 +140,17 @@ class ReconnectBackoff:
         Raise ProgramError(REFUSED) if the cause is final and the coordinator has never answered.
         Once it has answered, even a final cause may pass, such as a captive network portal.
         """
-        now_s = self._clock()
-        self._stats.failed()
+        now_s = self.clock()
+        self.stats.failed()
         self._since_s = now_s if self._since_s is None else self._since_s
-        finding = self._diagnose()
+        finding = self.diagnose()
         if finding and finding.final and not self._was_reached:
             raise ProgramError(finding.text, ExitCode.REFUSED)
         cause = finding.text if finding else str(error)
-        left_s = self._give_up_after_s - (now_s - self._since_s)
+        left_s = self.give_up_after_s - (now_s - self._since_s)
         if left_s <= 0:
             raise ProgramError(
-                f"no coordinator at {self._address} for {self._give_up_after_s:g} s "
+                f"no coordinator at {self.address} for {self.give_up_after_s:g} s "
                 f"(--give-up-after): {cause}",
                 ExitCode.UNREACHABLE,
             )
@@ -167,15 +158,15 @@ class ReconnectBackoff:
         log.warning(
             "cannot reach the coordinator, retrying",
             extra={
-                "address": self._address,
+                "address": self.address,
                 "in_s": round(pause_s, 1),
                 "giving_up_in_s": round(left_s),
                 "error": cause,
             },
         )
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
-        self._sleep(pause_s)
-        self._retry()
+        self.sleep(pause_s)
+        self.retry()
 
 
 class Watchdog:

@@ -32,14 +32,12 @@ class Download:
     buffer: bytearray
     receiver: Receiver
 
-    @property
-    def complete(self) -> bool:
-        return self.receiver.complete
-
-    def payload(self, number: int) -> memoryview:
-        """Return the bytes of one payload."""
-        start = sum(payload.num_bytes for payload in self.payloads[:number])
-        return memoryview(self.buffer)[start : start + self.payloads[number].num_bytes]
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of each payload."""
+        start, view = 0, memoryview(self.buffer)
+        for payload in self.payloads:
+            yield view[start : start + payload.num_bytes]
+            start += payload.num_bytes
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Downloads:
 
     def resume_fields(self) -> dict[str, Any]:
         """Return the request fields that let the coordinator resume the download."""
-        if self.current is None or self.current.complete:
+        if self.current is None or self.current.receiver.complete:
             return {}
         return {
             "task_digest": self.current.task.task_digest,
@@ -68,10 +66,12 @@ class Downloads:
         offset = 0
         try:
             with self.watchdog.watch(call):
-                for response in self._responses(call):
+                for response in call:
+                    self.watchdog.feed()
+                    self.reached()
                     match response.WhichOneof("part"):
-                        case "waiting":
-                            self._log_waiting(response.waiting.reason, time.monotonic() - began_s)
+                        case "waiting" if time.monotonic() - began_s >= LOG_WAITING_AFTER_S:
+                            self._log_waiting(response.waiting.reason)
                         case "task":
                             self._begin(response.task)
                             sent_s, offset = time.monotonic(), response.task.offset
@@ -81,31 +81,23 @@ class Downloads:
         except grpc.RpcError as error:
             raise translate(error) from error
         download, self.current = self.current, None
-        if download is None or not download.complete:
+        if download is None or not download.receiver.complete:
             self.current = download
             raise Unavailable("the coordinator closed the stream before the task was complete")
-        for number, payload in enumerate(download.payloads):
-            if hashlib.sha256(download.payload(number)).digest() != payload.digest:
+        for payload, part in zip(download.payloads, download.parts(), strict=True):
+            if hashlib.sha256(part).digest() != payload.digest:
                 raise Unavailable("a download was damaged in transit")
-        num_bytes = len(download.buffer) - offset
-        self.stats.end_transfer("down", num_bytes, time.monotonic() - sent_s)
+        seconds = time.monotonic() - sent_s
+        self.stats.end_transfer("down", len(download.buffer) - offset, seconds)
         return download
 
-    def _log_waiting(self, reason: str, waited_s: float) -> None:
-        """Log what the run waits for, once per reason, after LOG_WAITING_AFTER_S."""
-        if waited_s >= LOG_WAITING_AFTER_S and reason != self.logged_reason:
+    def _log_waiting(self, reason: str) -> None:
+        if reason != self.logged_reason:
             log.info("waiting for %s", reason)
             self.logged_reason = reason
 
-    def _responses(self, call: Any) -> Iterator[pb.NextTaskResponse]:
-        for response in call:
-            self.watchdog.feed()
-            self.reached()
-            yield response
-
     def _begin(self, task: pb.Task) -> None:
-        payloads = _payloads(task)
-        current = self.current
+        payloads, current = _payloads(task), self.current
         same = current is not None and current.task.task_digest == task.task_digest
         if current and same and task.offset == current.receiver.offset:
             return
@@ -134,10 +126,7 @@ def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
     work = getattr(task, kind)
     if isinstance(work, pb.InitializeTask):
         return []
-    payloads = [work.mask.mask] if work.mask.HasField("mask") else []
-    payloads += [work.base] if work.HasField("base") else []
+    parts = [(work.mask, "mask"), (work, "base")]
     if isinstance(work, pb.ScoreTask):
-        first = [work.initial] if work.HasField("initial") else []
-        last = [work.resting] if work.HasField("resting") else []
-        payloads = first + payloads + last
-    return payloads
+        parts = [(work, "initial"), *parts, (work, "resting")]
+    return [getattr(message, name) for message, name in parts if message.HasField(name)]

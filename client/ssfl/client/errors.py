@@ -1,11 +1,4 @@
-"""Failures of calls to the coordinator; the class decides what the agent does.
-
-CallError
-├─ Unavailable     network or coordinator is down: back off, join again, resume
-├─ SlotReclaimed   other clients wait for the upload slot: queue again at once, nothing is lost
-├─ Resync          session, base or mask is no longer current: join again at once
-└─ Refused         final: report the error and exit
-"""
+"""Failures of calls to the coordinator; the class decides what the agent does."""
 
 import grpc
 
@@ -17,19 +10,19 @@ class CallError(Exception):
 
 
 class Unavailable(CallError):
-    """The call may succeed after a pause."""
+    """The network or the coordinator is down: back off, join again, resume."""
 
 
 class SlotReclaimed(CallError):
-    """The upload has to queue for another slot; it resumes at the offset of the next grant."""
+    """Other clients wait for the upload slot: queue again, resume at the offset of the grant."""
 
 
 class Resync(CallError):
-    """The client has to join again."""
+    """The session, base or mask is no longer current: join again at once."""
 
 
 class Refused(CallError):
-    """The coordinator does not accept this client."""
+    """The coordinator does not accept this client: report the error and exit."""
 
 
 _TRY_AGAIN = {

@@ -4,7 +4,7 @@ They are the initial weights, the mask, the base, and the whole model that was s
 the resting values of pruned weights, from which training under a new mask starts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ssfl.v1 import mask_pb2
 Vector = npt.NDArray[np.float32]
 Work = pb.ScoreTask | pb.TrainTask | pb.EvaluateTask | pb.PersonalizeTask | pb.FinishTask
 OwnMask = Callable[[], Mask]
+Payloads = Iterator[memoryview]  # that are not read yet
 
 
 class HeldModel:
@@ -54,10 +55,9 @@ class HeldModel:
 
     def model_to_score(self, download: Download, work: pb.ScoreTask) -> tuple[Vector, Mask | None]:
         """Return the whole model to score, and its current mask, if any."""
-        payloads = Payloads(download)
+        payloads = download.parts()
         if work.HasField("initial"):
-            data = payloads.next()
-            self._initial = read_values(data, work.initial, self._manifest.size, {})
+            self._initial = read_values(next(payloads), work.initial, self._manifest.size, {})
             self._initial_digest = values_digest(self._initial)
         whole, mask = self._initial, None
         if work.mask.mask_epoch:
@@ -68,32 +68,32 @@ class HeldModel:
         self._scored, self._scored_digest = whole, work.initial_digest
         return whole, mask
 
-    def _resting(self, payloads: "Payloads", work: pb.ScoreTask) -> Vector:
+    def _resting(self, payloads: Payloads, work: pb.ScoreTask) -> Vector:
         if not work.resting_digest:
             return self._initial
         if work.HasField("resting"):
             known = {self._initial_digest: self._initial}
-            return read_values(payloads.next(), work.resting, self._manifest.size, known)
+            return read_values(next(payloads), work.resting, self._manifest.size, known)
         if self._scored is None or self._scored_digest != work.resting_digest:
             raise Resync("the task needs resting weights that this client does not hold")
         return self._scored
 
     def mask_and_base(self, download: Download, work: Work) -> tuple[Mask, Vector]:
         """Return mask and base of a task, from its payloads or from what is held."""
-        return self._mask_and_base(Payloads(download), work)
+        return self._mask_and_base(download.parts(), work)
 
-    def _mask_and_base(self, payloads: "Payloads", work: Work) -> tuple[Mask, Vector]:
+    def _mask_and_base(self, payloads: Payloads, work: Work) -> tuple[Mask, Vector]:
         mask = self._mask
         if mask is None or work.mask.mask_digest != mask.digest:
             self._mask = None  # if reading fails, the next request asks for the whole mask
             mask = self._mask = self._new_mask(payloads, work.mask, mask)
         elif work.mask.HasField("mask"):
-            payloads.next()  # the mask is already held
+            next(payloads)  # the mask is already held
         if work.HasField("base"):
             count = mask.num_kept + self._manifest.num_unmasked
             known = self._known(mask, work.base.reference_digest)
             self._base, self._base_digest = None, b""
-            values = read_values(payloads.next(), work.base, count, known)
+            values = read_values(next(payloads), work.base, count, known)
             self._base, self._base_digest = values, values_digest(values)
         elif self._base_digest != work.base_digest:
             self._base = self._known(mask, work.base_digest).get(work.base_digest)
@@ -113,25 +113,12 @@ class HeldModel:
         return {}
 
     def _new_mask(
-        self, payloads: "Payloads", message: mask_pb2.MaskBroadcast, held: Mask | None
+        self, payloads: Payloads, message: mask_pb2.MaskBroadcast, held: Mask | None
     ) -> Mask:
         if message.from_seed:
             mask = self._own_mask()
             if mask.digest != message.mask_digest:
                 raise Refused("the coordinator's mask for this client differs from our own")
             return mask
-        data = payloads.next() if message.HasField("mask") else memoryview(b"")
+        data = next(payloads) if message.HasField("mask") else memoryview(b"")
         return read_mask(data, message, self._manifest, self._initial, held)
-
-
-class Payloads:
-    """Reads the payloads of a download in order."""
-
-    def __init__(self, download: Download) -> None:
-        self._download = download
-        self._number = 0
-
-    def next(self) -> memoryview:
-        """Return the next payload."""
-        self._number += 1
-        return self._download.payload(self._number - 1)

@@ -118,10 +118,8 @@ class LocalState:
     def residual(
         self, run_id: str, mask_digest: bytes, round_number: int
     ) -> npt.NDArray[np.float32] | None:
-        """Return the residual of this run and mask before a round, or None if there is none.
-
-        If the stored residual is of this same round, the round was void: return the older one.
-        """
+        """Return the residual of this run and mask before a round, or None if there is none."""
+        # If the newest residual is of this same round, the round was void: use the older one.
         for name in ("residual", "residual.old"):
             try:
                 data = (self.folder / name).read_bytes()
@@ -147,10 +145,7 @@ class LocalState:
         write_atomic(self.folder / "ended.json", json.dumps(facts).encode())
 
     def ended(self) -> EndedRun | None:
-        """Return the run that ended before an earlier process crashed, or None.
-
-        A run whose final model is missing or damaged does not count.
-        """
+        """Return the run that ended, with its model intact, before a process crashed, or None."""
         try:
             facts = json.loads((self.folder / "ended.json").read_bytes())
             run_id, folder = str(facts["run_id"]), str(facts["folder"])

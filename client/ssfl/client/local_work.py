@@ -26,6 +26,7 @@ from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
+from ssfl.v1 import coordinator_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
 OnStep = Callable[[int, int], None]
@@ -42,6 +43,12 @@ class ScoringRequest:
     num_kept: int = 0  # of the next mask
     epoch: int = 0  # selects the draw of minibatches
 
+    @classmethod
+    def of(cls, work: pb.ScoreTask, whole: Vector, mask: Mask | None) -> "ScoringRequest":
+        """Return the scoring request of a task."""
+        num_batches = max(1, work.num_batches)
+        return cls(whole, mask, work.criterion, num_batches, work.num_kept, work.scoring_epoch)
+
 
 @dataclass(frozen=True, eq=False)
 class GlobalEvaluation:
@@ -49,15 +56,6 @@ class GlobalEvaluation:
 
     evaluation: Evaluation
     validation: Evaluation | None
-
-
-@dataclass(frozen=True, eq=False)
-class PersonalModel:
-    """A site's personal model, and the evaluations of it and of the global model."""
-
-    values: Vector
-    evaluation: Evaluation  # of the global model
-    personal: Evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +80,9 @@ class SiteModel:
         with _data_compared(run_manifest, description):
             network = task.build_model(settings, shard).to(device)
         manifest = manifest_of(
-            network,
-            description,
-            own_weights=task.own_weights,
+            network, description, own_weights=task.own_weights,
             initialization=settings.initialization,
-        )
+        )  # fmt: skip
         if run_manifest and manifest.same_except_init(run_manifest):
             manifest = run_manifest
         initial = initial_weights(network, manifest, settings.seed)
@@ -150,17 +146,12 @@ class Site:
             write_vector(self._model, manifest, mask.scatter(mask.gather(request.whole)))
         else:
             write_vector(self._model, manifest, request.whole)
+        where = self._model, manifest, self._task, shard, settings, self._client_id
         match request.criterion:
             case "saliency":
-                return score_locally(
-                    self._model, manifest, self._task, shard, settings, self._client_id,
-                    request.epoch, request.num_batches, weights,
-                )  # fmt: skip
+                return score_locally(*where, request.epoch, request.num_batches, weights)
             case "grasp":
-                return grasp_locally(
-                    self._model, manifest, self._task, shard, settings, self._client_id,
-                    request.epoch, request.num_batches,
-                )  # fmt: skip
+                return grasp_locally(*where, request.epoch, request.num_batches)
             case "synflow":
                 return synflow_scores(self._model, manifest, shard.input_shape, request.num_kept)
             case unknown:
@@ -168,32 +159,30 @@ class Site:
 
     def train(self, mask: Mask, base: Vector, round_number: int, on_step: OnStep) -> LocalResult:
         """Train from the base for one round; return the kept values and the evaluations."""
-        tested = self._test(mask, base)
-        report = train_locally(
-            self._model, self.manifest, mask, self._task, self._shard, self._settings,
-            round_number, self._client_id, on_step,
-        )  # fmt: skip
-        personal = evaluate(self._model, self._task, self._shard)
-        values = mask.gather(read_vector(self._model, self.manifest))
-        return LocalResult(values, report.mean_loss, tested, personal)
+        return self._train(mask, base, self._settings, round_number, on_step)
+
+    def personalize(
+        self, mask: Mask, values: Vector, rounds_done: int, on_step: OnStep
+    ) -> LocalResult:
+        """Train the final model on this site's data; test both models."""
+        return self._train(mask, values, personal_settings(self._settings), rounds_done, on_step)
 
     def evaluate(self, mask: Mask, values: Vector) -> GlobalEvaluation:
         """Test a global model on the site's test split and validation split."""
         tested = self._test(mask, values)
         return GlobalEvaluation(tested, validate(self._model, self._task, self._shard))
 
-    def personalize(
-        self, mask: Mask, values: Vector, rounds_done: int, on_step: OnStep
-    ) -> PersonalModel:
-        """Train the final model on this site's data; test both models."""
-        tested = self._test(mask, values)
-        train_locally(
-            self._model, self.manifest, mask, self._task, self._shard,
-            personal_settings(self._settings), rounds_done, self._client_id, on_step,
+    def _train(
+        self, mask: Mask, base: Vector, settings: RunSettings, round_number: int, on_step: OnStep
+    ) -> LocalResult:
+        tested = self._test(mask, base)
+        report = train_locally(
+            self._model, self.manifest, mask, self._task, self._shard, settings, round_number,
+            self._client_id, on_step,
         )  # fmt: skip
         personal = evaluate(self._model, self._task, self._shard)
-        own = mask.gather(read_vector(self._model, self.manifest))
-        return PersonalModel(own, tested, personal)
+        values = mask.gather(read_vector(self._model, self.manifest))
+        return LocalResult(values, report.mean_loss, tested, personal)
 
     def _test(self, mask: Mask, values: Vector) -> Evaluation:
         write_vector(self._model, self.manifest, mask.scatter(values))

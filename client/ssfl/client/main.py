@@ -4,10 +4,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from ssfl.client.access import Access, read_access
-from ssfl.client.config import ClientConfig, client_id_of, settings_elsewhere
+from ssfl.client.config import Access, ClientConfig, client_id_of, read_access, settings_elsewhere
 from ssfl.durable.lock import DirectoryLock
 from ssfl.program import logs, settings
 from ssfl.program.exits import (
@@ -31,25 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     config = settings.load(
-        ClientConfig,
-        argv,
-        os.environ,
-        "ssfl-client",
-        DESCRIPTION,
+        ClientConfig, argv, os.environ, "ssfl-client", DESCRIPTION,
         known_elsewhere=settings_elsewhere(),
-    )
+    )  # fmt: skip
     logs.setup(config.log_format, config.log_level)
     raise_on_sigterm()
     keep_chunk_buffers()
     logs.log_settings(log, settings.describe(config), settings.changed(config))
     client_id = client_id_of(config)
     access = read_access(config)
-    folder = config.state_dir / client_id
-    with DirectoryLock(folder):
-        return _take_part(config, client_id, folder, access)
+    with DirectoryLock(config.state_dir / client_id):
+        return _take_part(config, client_id, access)
 
 
-def _take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
+def _take_part(config: ClientConfig, client_id: str, access: Access) -> int:
     with deferred_signals():
         try:
             import torch  # noqa: F401 -- imported late, so that a wrong flag fails at once
@@ -59,7 +52,7 @@ def _take_part(config: ClientConfig, client_id: str, folder: Path, access: Acces
             ) from None
         from ssfl.client.take_part import take_part
 
-    return take_part(config, client_id, folder, access)
+    return take_part(config, client_id, access)
 
 
 if __name__ == "__main__":

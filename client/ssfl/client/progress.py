@@ -20,25 +20,19 @@ class ProgressReporter:
     """Reports progress every 10 s inside a `with` block; a failed report is not repeated."""
 
     def __init__(
-        self,
-        stub: Any,
-        caller: pb.Caller,
-        step: int,
-        stats: ClientStats | None = None,
+        self, stub: Any, caller: pb.Caller, step: int, stats: ClientStats | None = None
     ) -> None:
         self._stats = stats or ClientStats()
         self._stub = stub
         self._caller = caller
         self._step = step
-        self._done = self._all = 0
         self._closed = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
 
     def on_step(self, done: int, total: int) -> None:
         """Record the progress of the work; raise StepOver if the step has been closed."""
-        self._done, self._all = done, total
-        self._stats.step(done, total)
+        self._stats.steps_done, self._stats.steps_all = done, total
         if self._closed:
             raise StepOver
 
@@ -52,12 +46,13 @@ class ProgressReporter:
 
     def _report(self) -> None:
         while not self._over.wait(PROGRESS_EVERY_S):
+            done, total = self._stats.steps_done, self._stats.steps_all
             request = pb.ProgressRequest(
-                caller=self._caller, step=self._step, steps_done=self._done, steps_all=self._all
+                caller=self._caller, step=self._step, steps_done=done, steps_all=total
             )
             try:
                 response = self._stub.Progress(request, timeout=_TIMEOUT_S)
                 self._closed = response.step_closed
-                self._stats.reached()
+                self._stats.connected = True
             except grpc.RpcError:
-                self._stats.disconnected()  # the upload reports the cause
+                self._stats.connected = False  # the upload reports the cause

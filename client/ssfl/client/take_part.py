@@ -1,14 +1,10 @@
 """A client's part in a run: load task and shard, connect, run the agent."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from ssfl.client.access import Access
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.client_stats import ClientStats
-from ssfl.client.config import ClientConfig
+from ssfl.client.config import Access, ClientConfig
 from ssfl.client.connection import Connection, ReconnectBackoff, open_channel
 from ssfl.client.errors import Refused
 from ssfl.client.local_state import LocalState
@@ -25,31 +21,22 @@ from ssfl.program.output_dir import check_writable
 log = logging.getLogger("ssfl.client")
 
 
-def take_part(config: ClientConfig, client_id: str, folder: Path, access: Access) -> int:
+def take_part(config: ClientConfig, client_id: str, access: Access) -> int:
     """Take part in a run; return the exit code."""
     check_writable(config.out_dir, "--out-dir")
     stats = ClientStats()
-    with _metrics_served(stats, config):
-        return _take_part(config, client_id, folder, access, stats)
-
-
-@contextmanager
-def _metrics_served(stats: ClientStats, config: ClientConfig) -> Iterator[None]:
     if config.metrics_port is None:
-        yield
-        return
+        return _take_part(config, client_id, access, stats)
     from ssfl.client.metrics import serve_metrics  # imported only if metrics are served
 
     server = serve_metrics(stats, config.metrics_host, config.metrics_port)
     try:
-        yield
+        return _take_part(config, client_id, access, stats)
     finally:
         server.stop()
 
 
-def _take_part(
-    config: ClientConfig, client_id: str, folder: Path, access: Access, stats: ClientStats
-) -> int:
+def _take_part(config: ClientConfig, client_id: str, access: Access, stats: ClientStats) -> int:
     try:
         prepare_torch(config.threads)
         device = choose_device(config.device)
@@ -73,22 +60,15 @@ def _take_part(
     )
     connection = Connection(lambda: open_channel(config.coordinator, access.tls), access.token)
     backoff = ReconnectBackoff(
-        config.coordinator,
-        config.give_up_after,
-        diagnose=access.diagnose,
-        retry=connection.reopen,
-        stats=stats,
-    )
-    local = LocalState(folder)
+        config.coordinator, config.give_up_after,
+        diagnose=access.diagnose, retry=connection.reopen, stats=stats,
+    )  # fmt: skip
+    local = LocalState(config.state_dir / client_id)
     agent = Agent(
-        connection,
-        identity,
-        local,
-        backoff,
+        connection, identity, local, backoff,
         lambda settings, known: Site.build(task, shard, settings, client_id, device, known),
-        config.out_dir,
-        stats,
-    )
+        config.out_dir, stats,
+    )  # fmt: skip
     try:
         with working_on(device):
             model = agent.run()

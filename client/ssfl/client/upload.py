@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -37,12 +38,10 @@ def send(
     `header` is the first request message; chunks are sent in messages of its type. Without
     `wait_for_grant`, if the task came with a slot, chunks follow the header at once.
     """
+    attempt = partial(_send, rpc, header, payload, watchdog, reached, stats or ClientStats())
     while True:
         try:
-            return _send(
-                rpc, header, payload, watchdog, reached, stats or ClientStats(),
-                wait_for_grant=wait_for_grant,
-            )  # fmt: skip
+            return attempt(wait_for_grant)
         except SlotReclaimed as error:
             log.info("queueing again: %s", error)
             wait_for_grant = True  # the next grant names the offset
@@ -55,7 +54,6 @@ def _send(
     watchdog: Watchdog,
     reached: Callable[[], None],
     stats: ClientStats,
-    *,
     wait_for_grant: bool,
 ) -> transfer_pb2.Outcome:
     granted = threading.Event()

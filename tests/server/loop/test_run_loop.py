@@ -25,7 +25,7 @@ from ssfl.server.loop import run_loop
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery.recover import check_best, open_run
-from ssfl.server.report.outputs import write_outputs
+from ssfl.server.report.outputs import Accounts
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import RunState
@@ -115,7 +115,7 @@ def test_a_run_killed_at_its_end_still_writes_the_best_model(
     conduct(state, to_the_end)
     (kept,) = state.glob("best-*.f32")
     kept.unlink()
-    conduct(state, again, write_model=lambda coordinator: write_outputs(coordinator, out))
+    conduct(state, again, write_model=Accounts(out).write_outputs)
     (written,) = out.glob("*/coordinator/best/kept.safetensors")
     assert values_digest(load_file(written)["values"]).hex() == wanted[0]
     assert kept.exists()
@@ -136,7 +136,7 @@ def test_a_best_model_damaged_during_the_run_does_not_affect_the_final_model(
         await coordinator.run.model_written.wait()
 
     settings = replace(SETTINGS, evaluate_every=1)
-    conduct(state, script, settings, lambda coordinator: write_outputs(coordinator, out))
+    conduct(state, script, settings, Accounts(out).write_outputs)
     assert "the best model is not written" in caplog.text
     (folder,) = out.glob("*/coordinator")
     assert (folder / "kept.safetensors").exists() and not (folder / "best").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.report import run_view
-from ssfl.server.report.run_view import DownsampledSeries, RunView
+from ssfl.server.report.run_view import DownsampledSeries, RunView, layer_rows
 
 Entry = dict[str, Any]
 
@@ -53,7 +53,7 @@ def test_a_round_has_its_own_payload_bytes() -> None:
     run = RunView()
     for number in range(3):
         run.add("rounds", round_entry(number, [client_row("a")]))
-    newest = run.curve()[-1]
+    newest = run.curve.points()[-1]
     sent = sum(row["message_bytes"] for row in ledger_of(800, 600))
     assert newest == {
         "round": 2, "accuracy": 0.0002, "loss": 1 / 3, "seconds": 2.0, "phases": None,
@@ -67,10 +67,14 @@ def test_phases_are_handed_on_and_summed_where_an_entry_has_them() -> None:
     timed = {"began": 5.0, "last": "a", "phases": {"broadcast": 0.5, "training": 1.5}}
     run.add("rounds", {**round_entry(1, [client_row("a")]), **timed})
     run.add("rounds", {**round_entry(2, [client_row("a")]), **timed})
-    assert [point["phases"] for point in run.curve()] == [None, timed["phases"], timed["phases"]]
+    assert [point["phases"] for point in run.curve.points()] == [
+        None,
+        timed["phases"],
+        timed["phases"],
+    ]
     assert run.phase_seconds == {"broadcast": 1.0, "training": 3.0}
-    assert run.timeline()[-1]["began"] == 5.0 and run.timeline()[-1]["last"] == "a"
-    assert run.timeline()[0]["began"] is None
+    assert run.timeline[-1]["began"] == 5.0 and run.timeline[-1]["last"] == "a"
+    assert run.timeline[0]["began"] is None
 
 
 def test_memory_and_documents_do_not_grow_with_rounds() -> None:
@@ -92,14 +96,23 @@ def test_memory_and_documents_do_not_grow_with_rounds() -> None:
     finally:
         tracemalloc.stop()
     assert after_many < 1.5 * after_some
-    rounds = [point["round"] for point in run.curve()]
+    rounds = [point["round"] for point in run.curve.points()]
     assert 1000 <= len(rounds) <= 2000 and rounds == sorted(set(rounds))
     assert rounds[0] == 0 and rounds[-1] == 4999 and 1234 in rounds  # first, newest, slowest
-    assert len(run.evaluations()) <= 2001 and run.evaluations()[-1]["rounds_done"] == 4999
-    assert len(run.masks()) == run_view.NEWEST_MASKS and run.num_masks == 5000
-    assert len(run.timeline()) == run_view.NEWEST_ROUNDS
-    assert run.clients()[-1]["selected"] == 5000
-    documents = [run.curve(), run.evaluations(), run.timeline(), run.layers(), run.clients()]
+    assert (
+        len(run.evaluations.points()) <= 2001
+        and run.evaluations.points()[-1]["rounds_done"] == 4999
+    )
+    assert len(run.masks) == run_view.NEWEST_MASKS and run.num_masks == 5000
+    assert len(run.timeline) == run_view.NEWEST_ROUNDS
+    assert run.clients({})[-1]["selected"] == 5000
+    documents = [
+        run.curve.points(),
+        run.evaluations.points(),
+        list(run.timeline),
+        layer_rows(run.layers),
+        run.clients({}),
+    ]
     assert len(json.dumps(documents)) < 1_000_000
 
 
@@ -119,7 +132,7 @@ def test_the_best_evaluation_survives_downsampling() -> None:
         accuracy = 0.9 if number == 2001 else 0.5
         run.add("evaluations", evaluation_entry(number, accuracy, 1.0))
     assert run.best is not None and run.best["rounds_done"] == 2001
-    assert run.best in run.evaluations()
+    assert run.best in run.evaluations.points()
 
 
 def test_without_accuracy_the_lowest_loss_is_best() -> None:
@@ -134,7 +147,7 @@ def test_of_many_clients_the_timeline_shows_the_slowest() -> None:
     clients = [client_row(f"{number:03}", received_s=number) for number in range(500)]
     missing = tuple(f"lost {number}" for number in range(60))
     run.add("rounds", round_entry(0, clients, missing))
-    (shown,) = run.timeline()
+    (shown,) = run.timeline
     names = [row["client"] for row in shown["clients"]]
     assert names == [f"{number:03}" for number in range(499, 459, -1)]
     assert shown["others"] == 460
@@ -159,7 +172,7 @@ def test_a_round_that_waited_for_a_returning_client_is_an_incident() -> None:
     run.add("rounds", round_entry(1, [client_row("a")]))
     nobody = {"missing": [], "num_missing": 0, "void_attempts": 0}
     late = {"late": [{"client": "a", "asked_s": 45.0}], "num_late": 1}
-    assert run.incidents() == [{"round": 0, **nobody, **late}]
+    assert list(run.incidents) == [{"round": 0, **nobody, **late}]
 
 
 def test_bytes_are_compared_with_dense_for_the_same_transfers() -> None:
@@ -204,7 +217,9 @@ def test_the_first_model_is_not_a_transfer_unless_values_were_sent() -> None:
 def test_before_the_first_round_there_is_no_ratio() -> None:
     run = RunView()
     assert run.bytes([], 1000)["up"] == {"values": 0, "dense": 0, "ratio": None}
-    assert run.curve() == run.timeline() == run.layers() == run.clients() == []
+    assert (
+        run.curve.points() == list(run.timeline) == layer_rows(run.layers) == run.clients({}) == []
+    )
 
 
 def test_a_client_row_covers_the_whole_run() -> None:
@@ -219,7 +234,7 @@ def test_a_client_row_covers_the_whole_run() -> None:
             {"client": "", "direction": "down", "message_bytes": 5},
         ]
     )
-    (told,) = run.clients()
+    (told,) = run.clients({})
     assert told == {
         "client": "a", "selected": 3, "reported": 2, "missed": 1, "samples": 10, "work_s": 2.0,
         "slowest_work_s": 3.0, "upload_s": 0.1, "upload_bytes_per_s": 4000.0, "up_bytes": 100,
@@ -231,8 +246,8 @@ def test_layers_are_those_of_the_newest_mask() -> None:
     run = RunView()
     run.add("masks", mask_entry(1))
     run.add("masks", mask_entry(2))
-    assert run.layers() == [
+    assert layer_rows(run.layers) == [
         {"name": "a.weight", "kept": 1, "size": 4, "density": 0.25},
         {"name": "b.weight", "kept": 2, "size": 10, "density": 0.2},
     ]
-    assert [mask["epoch"] for mask in run.masks()] == [1, 2]
+    assert [mask["epoch"] for mask in run.masks] == [1, 2]

@@ -8,7 +8,7 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import TooManySamples
-from ssfl.server.history.sample_warnings import SampleCounts, warn_of_majority
+from ssfl.server.history.run_log import SampleCounts, warn_of_majority
 from ssfl.server.run.state import Member, RunState, check_samples, weight_of
 
 ANN, BOB, EVE = ClientId("ann"), ClientId("bob"), ClientId("eve")

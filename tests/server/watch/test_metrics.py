@@ -15,7 +15,6 @@ from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import metrics_route
 from ssfl.program.monitor.web import Request
 from ssfl.server.accounting.ledger import CARRIED, Direction
-from ssfl.server.history.counters import Result
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.run.state import Stall
@@ -125,7 +124,10 @@ def test_with_very_many_clients_the_slowest_and_most_silent_are_shown(
             name = ClientId(f"c{number:03}")
             digest = manifest.digest.hex()
             await coordinator.run.post(events.Joined(name, "t", 10, digest, "cpu"))
-            coordinator.counters.results[name] = Result(0.0, 1.0, 0.5, float(number), 100)
+            coordinator.counters.results[name] = {
+                "sent_s": 0.0, "work_s": 1.0, "upload_s": 0.5, "received_s": float(number),
+                "upload_bytes": 100,
+            }  # fmt: skip
         told = asking(coordinator)()
         shown = {label for name, label in told if name == "ssfl_client_samples"}
         assert len(shown) <= 2 * series.SLOWEST_SHOWN

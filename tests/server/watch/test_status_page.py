@@ -17,7 +17,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.monitor.web import Request, Response, guarded
-from ssfl.server.history.journal_follower import Following
+from ssfl.server.history.live_entries import Following
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.storage.journal import Journal

@@ -20,7 +20,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
-from ssfl.server.rpc.auth import IdentityInterceptor
+from ssfl.server.rpc.auth import Authenticator
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.preflight import Preflight
 from ssfl.server.rpc.service import CoordinatorService
@@ -84,9 +84,9 @@ def with_coordinator(
     async def script(coordinator: Coordinator) -> None:
         if prepare:
             await prepare(coordinator)
-        identity = IdentityInterceptor(token=token, certificates=certs is not None)
-        status = StatusInterceptor(coordinator.refusals)
-        server = grpc.aio.server(interceptors=[status, identity])
+        authenticator = Authenticator(token=token, certificates=certs is not None)
+        status = StatusInterceptor(coordinator.refusals, authenticator=authenticator)
+        server = grpc.aio.server(interceptors=[status])
         service = _service(coordinator, limits, wall)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
         if certs:

@@ -18,7 +18,7 @@ from ssfl.program.exits import ExitCode
 from ssfl.server.report import contents
 from ssfl.server.report.from_state_dir import open_state
 from ssfl.server.report.mask_image import MAX_BLOCKS, block_shares
-from ssfl.server.report.run_view import RunView
+from ssfl.server.report.run_view import CLIENT_COLUMNS, RunView
 from ssfl.server.report.source import open_folder
 from ssfl.server.report.traffic import DenseComparison, paper_break_even
 from ssfl.tools import main as tools
@@ -419,7 +419,7 @@ def test_the_docs_page_names_every_column_and_field(
     columns = {
         "rounds": contents.ROUND_COLUMNS,
         "evaluations": contents.EVALUATION_COLUMNS,
-        "clients": contents.CLIENT_COLUMNS,
+        "clients": CLIENT_COLUMNS,
     }
     for name, expected in columns.items():
         (rows,) = re.findall(rf"^`{name}\.csv`:\n\n\| column .*\n\|.*\n((?:\|.*\n)+)", page, re.M)

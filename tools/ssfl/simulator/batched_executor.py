@@ -178,4 +178,4 @@ def _evaluate(job: tuple[ClientId, Mask, Vector]) -> GlobalEvaluation:
 def _personalize(job: tuple[ClientId, Mask, Vector, int]) -> tuple[Evaluation, Evaluation]:
     name, mask, values, rounds_done = job
     own = _WORKER[0].site(name).personalize(mask, values, rounds_done, ignore)
-    return own.evaluation, own.personal
+    return own.base, own.personal

@@ -100,7 +100,7 @@ class ExactExecutor:
         assert model.mask is not None and model.values is not None
         for name in clients:
             own = self._sites[name].personalize(model.mask, model.values, rounds_done, ignore)
-            yield own.evaluation, own.personal
+            yield own.base, own.personal
 
     def site(self, name: ClientId) -> Site:
         """Return a client's site."""

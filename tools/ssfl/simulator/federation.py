@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.client.messages import scoring_request
+from ssfl.client.local_work import ScoringRequest
 from ssfl.codec.values_only import encoded_bytes
 from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.load_task import LoadedTask
@@ -178,7 +178,7 @@ class SimulatedFederation:
         match step.work:
             case Work.SCORE:
                 asked = [
-                    (client.name, scoring_request(ready.task.score, model.whole, model.mask))
+                    (client.name, ScoringRequest.of(ready.task.score, model.whole, model.mask))
                     for client, ready, model in assigned
                 ]
                 for (client, ready, _), scores in zip(assigned, executor.score(asked), strict=True):

@@ -1,4 +1,1 @@
-"""What a run costs: bytes by phase and client, sockets, memory.
-
-It never decides anything about a run.
-"""
+"""What a run costs: bytes by phase and client, sockets, memory. It decides nothing in a run."""

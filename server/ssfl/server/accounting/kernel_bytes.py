@@ -37,6 +37,7 @@ INFO_BYTES, OLD_INFO_BYTES = 208, 136
 
 Place = tuple[str, int]  # address and port of the far end
 Carried = tuple[int, int]  # bytes received and sent
+Sample = dict[tuple[int, Place], Carried]  # by inode and place; remote ports are reused
 
 
 class Connections:
@@ -47,7 +48,7 @@ class Connections:
         self._ledger = ledger
         self._open_files = open_files
         self._speakers: dict[str, tuple[ClientId, Place]] = {}  # by peer
-        self._booked: dict[tuple[int, Place], Carried] = {}  # by inode and place
+        self._booked: Sample = {}
         self._counts = True
         # A thread of its own: 500 connections take 10 to 20 ms, and commits wait for the result.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sockets")
@@ -57,16 +58,11 @@ class Connections:
     def belongs(self, peer: str, client: ClientId) -> None:
         """Note the client of a connection; `peer` as in the context of a call."""
         known = self._speakers.get(peer)
-        if known is None or known[0] != client:
-            place = place_of(peer)
-            if place is not None:
-                self._speakers[peer] = (client, place)
+        if (known is None or known[0] != client) and (place := place_of(peer)):
+            self._speakers[peer] = (client, place)
 
     async def count(self) -> None:
-        """Book the bytes since the last sample. Concurrent callers share the next sample.
-
-        Hundreds of clients that leave at once cost a few samples, not hundreds.
-        """
+        """Book the bytes since the last sample. Concurrent callers share the next sample."""
         if not self._counts or not self.port:
             return
         if self._next is None:
@@ -86,11 +82,9 @@ class Connections:
                 return
             self._book(found, speakers)
 
-    def _book(
-        self, found: dict[tuple[int, Place], Carried], speakers: dict[str, tuple[ClientId, Place]]
-    ) -> None:
+    def _book(self, found: Sample, speakers: dict[str, tuple[ClientId, Place]]) -> None:
         clients = {place: client for client, place in speakers.values()}
-        booked: dict[tuple[int, Place], Carried] = {}
+        booked: Sample = {}
         for connection, (received, sent) in found.items():
             before = booked[connection] = self._booked.get(connection, (0, 0))
             client = clients.get(connection[1])
@@ -119,13 +113,10 @@ def place_of(peer: str) -> Place | None:
     return None
 
 
-def carried_by_connection(
-    port: int, open_files: Path = OPEN_FILES
-) -> dict[tuple[int, Place], Carried]:
+def carried_by_connection(port: int, open_files: Path = OPEN_FILES) -> Sample:
     """Return the bytes carried so far by each connection to `port` of this process.
 
-    The inode is part of the key because remote ports are reused. Raise OSError if this system
-    has no counters.
+    Raise OSError if this system has no counters.
     """
     if not hasattr(socket, "TCP_INFO"):
         raise OSError("it has no TCP_INFO")

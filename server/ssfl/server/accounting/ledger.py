@@ -19,6 +19,7 @@ from ssfl.v1 import transfer_pb2
 PHASES = ("initial", "scores", "mask", "values", "evaluation", "control")
 ONE_OFF = ("initial", "scores", "mask")
 CONNECTION = "connection"
+COUNTS = ("payload_bytes", "message_bytes", "socket_bytes")
 
 
 class Direction(StrEnum):
@@ -45,11 +46,6 @@ class _Bytes:
     message: int = 0
     socket: int = 0
 
-    def add(self, payload: int, message: int, socket: int) -> None:
-        self.payload += payload
-        self.message += message
-        self.socket += socket
-
 
 Key = tuple[str, Direction, str]  # phase, direction, encoding
 
@@ -71,10 +67,7 @@ class Ledger:
         client: ClientId | str = "",
         encoding: str = "",
     ) -> None:
-        """Add one protobuf message and the tensor bytes inside it.
-
-        `encoding` is that of the tensor (`encoding_word`); empty for a message without tensor.
-        """
+        """Add one protobuf message and the bytes and encoding of the tensor in it, if any."""
         self._add(client, (phase, direction, encoding), payload_bytes, message_bytes, 0)
 
     def carry(self, client: ClientId, direction: Direction, socket_bytes: int) -> None:
@@ -83,8 +76,11 @@ class Ledger:
             self._add(client, (CONNECTION, direction, ""), 0, 0, socket_bytes)
 
     def _add(self, client: str, key: Key, payload: int, message: int, socket: int) -> None:
-        self._totals.setdefault(key, _Bytes()).add(payload, message, socket)
-        self._detail.setdefault((client, key), _Bytes()).add(payload, message, socket)
+        total = self._totals.setdefault(key, _Bytes())
+        for counted in (total, self._detail.setdefault((client, key), _Bytes())):
+            counted.payload += payload
+            counted.message += message
+            counted.socket += socket
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per phase, direction and encoding that saw a byte."""
@@ -98,12 +94,8 @@ class Ledger:
     def take(self) -> list[dict[str, Any]]:
         """Return rows by client of the bytes since the last call, and reset them."""
         detail, self._detail = self._detail, {}
-        return [
-            {"client": client, **_row(key, counted)}
-            for (client, key), counted in sorted(
-                detail.items(), key=lambda item: (item[0][0], _order(item[0][1]))
-            )
-        ]
+        keys = sorted(detail, key=lambda one: (one[0], _order(one[1])))
+        return [{"client": client, **_row(key, detail[client, key])} for client, key in keys]
 
     def resume(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Continue from the totals of an earlier process."""

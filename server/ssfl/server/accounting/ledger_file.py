@@ -92,7 +92,7 @@ def ledger_problem(path: Path, totals: Iterable[Mapping[str, Any]], num_bytes: i
     try:
         if (found := path.stat().st_size) < num_bytes:
             return f"{path} has {found} bytes, the journal records {num_bytes}"
-        rows = csv.DictReader(_lines(path, num_bytes))
+        rows = csv.DictReader(ledger_lines(path, num_bytes))
         if tuple(rows.fieldnames or ()) != COLUMNS:
             return f"{path} has other columns than this version writes"
         for row in rows:
@@ -110,8 +110,8 @@ def ledger_problem(path: Path, totals: Iterable[Mapping[str, Any]], num_bytes: i
     return "" if sums == wanted else f"{path} does not add up to the journal's totals"
 
 
-def _lines(path: Path, num_bytes: int) -> Iterator[str]:
-    """Yield the lines of the first `num_bytes`."""
+def ledger_lines(path: Path, num_bytes: int) -> Iterator[str]:
+    """Yield the lines of the first `num_bytes`; all lines if it is negative."""
     with path.open("rb") as file:
         while line := file.readline(num_bytes):
             num_bytes -= len(line)

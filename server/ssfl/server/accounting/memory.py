@@ -20,10 +20,7 @@ def peak_memory_bytes() -> int:
 
 @cache
 def memory_limit_bytes(groups: Path = Path("/sys/fs/cgroup"), own: str = "") -> int:
-    """Return the memory limit of this process: that of its control group or of the machine.
-
-    `own` is the group's path, as in the last part of /proc/self/cgroup.
-    """
+    """Return the memory limit of this process: that of its control group or of the machine."""
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = groups / (own or _control_group()).lstrip("/")
     for place in (group, *group.parents):  # a parent group may have a lower limit

@@ -10,8 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from ssfl.server.history.live_entries import HistoryEntry
-from ssfl.server.history.run_history import Entry, Newest
+from ssfl.server.history.run_history import Entry, HistoryEntry, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.contracts import LogReader
 
@@ -20,10 +19,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 def history_blocks(journal: LogReader, stop: int, summary: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield history.json: the `summary`, and every step up to byte `stop` of the journal.
-
-    Each round, mask and evaluation is one line.
-    """
+    """Yield history.json: the `summary`, then a line for every step up to byte `stop`."""
     with (
         tempfile.SpooledTemporaryFile(_IN_MEMORY) as masks,
         tempfile.SpooledTemporaryFile(_IN_MEMORY) as evaluations,
@@ -65,7 +61,7 @@ class Follower:
                 continue
             self._story.add(fact)
             if isinstance(fact, facts.StepCommitted) and (entry := self._story.newest_entry):
-                yield HistoryEntry(fact.step, *entry)
+                yield entry
 
 
 def _line(entry: Entry) -> bytes:

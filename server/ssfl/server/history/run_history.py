@@ -10,7 +10,7 @@ trained model. `loss` and `metrics` are pooled, too. A round's accuracies are th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import facts
@@ -22,12 +22,17 @@ Entry = dict[str, Any]
 PACE_STEPS = 20  # newest rounds and tests from which the next durations are estimated
 
 
+class HistoryEntry(NamedTuple):
+    """An entry that a committed step added to the history."""
+
+    step: int
+    name: str  # of its list: masks, rounds or evaluations
+    entry: Entry
+
+
 @dataclass
 class Newest:
-    """The newest history entries, which a coordinator keeps in memory.
-
-    The size does not grow with rounds. `history_file` reads the other entries from the journal.
-    """
+    """The newest history entries; a coordinator keeps them in memory, the others on disk."""
 
     votes: list[Entry] = field(default_factory=list)
     not_voted: list[str] = field(default_factory=list)
@@ -79,6 +84,7 @@ class Newest:
         assert started is not None
         self.last_work = started.work
         self._account(fact.report)
+        seconds: float | None = fact.report.get("seconds")
         clients = [
             {"client": client, "num_samples": started.cohort[client], **upload.report}
             for client, upload in sorted(self.uploads.items())
@@ -101,65 +107,46 @@ class Newest:
                 ]
                 self.not_voted = sorted([*self.missing, *excluded])
                 self.densities = list(fact.report.get("densities", []))
-                self._keep(
-                    "masks",
-                    {
-                        "step": fact.step,
-                        "epoch": fact.mask_epoch,
-                        "rounds_done": started.round_number,
-                        "reason": started.reason,
-                        "criterion": started.criterion,
-                        "num_batches": started.num_batches,
-                        "num_kept": fact.num_kept,
-                        "digest": fact.mask_digest,
-                        "layers": fact.report.get("layers", {}),
-                        "renewed": fact.report.get("renewed"),
-                        "votes": {row["client"]: row["share"] for row in self.votes},
-                    },
-                )
+                self.newest_mask = {
+                    "step": fact.step,
+                    "epoch": fact.mask_epoch,
+                    "rounds_done": started.round_number,
+                    "reason": started.reason,
+                    "criterion": started.criterion,
+                    "num_batches": started.num_batches,
+                    "num_kept": fact.num_kept,
+                    "digest": fact.mask_digest,
+                    "layers": fact.report.get("layers", {}),
+                    "renewed": fact.report.get("renewed"),
+                    "votes": {row["client"]: row["share"] for row in self.votes},
+                }
             case Work.TRAIN:
                 losses = [row["training_loss"] for row in clients]
                 errors = [row.get("coding_error", 0.0) for row in clients]
-                self._keep(
-                    "rounds",
-                    {
-                        "round": started.round_number,
-                        "attempt": started.attempt,
-                        "training_loss": sum(losses) / len(losses),
-                        "coding_error": sum(errors) / len(errors),
-                        **accuracies(row["evaluation"] for row in clients),
-                        "personal": accuracies(row["personal"] for row in clients)["mean"],
-                        **entry,
-                    },
-                )
+                self.newest_round = {
+                    "round": started.round_number,
+                    "attempt": started.attempt,
+                    "training_loss": sum(losses) / len(losses),
+                    "coding_error": sum(errors) / len(errors),
+                    **accuracies(row["evaluation"] for row in clients),
+                    "personal": accuracies(row["personal"] for row in clients)["mean"],
+                    **entry,
+                }
+                if seconds is not None:
+                    self.num_timed += 1
+                    self.round_times = (*self.round_times, seconds)[-PACE_STEPS:]
             case Work.EVALUATE:
                 validated = [row["validation"] for row in clients if row.get("validation")]
-                self._keep(
-                    "evaluations",
-                    {
-                        **accuracies(row["evaluation"] for row in clients),
-                        "validation": accuracies(validated) if validated else None,
-                        **entry,
-                    },
-                )
+                self.newest_evaluation = {
+                    **accuracies(row["evaluation"] for row in clients),
+                    "validation": accuracies(validated) if validated else None,
+                    **entry,
+                }
+                if seconds is not None:
+                    self.num_tests_timed += 1
+                    self.test_times = (*self.test_times, seconds)[-PACE_STEPS:]
             case Work.PERSONALIZE:
                 self.personal = clients
-
-    def _keep(self, name: str, entry: Entry) -> None:
-        """Replace the newest entry of the masks, rounds or evaluations."""
-        match name:
-            case "masks":
-                self.newest_mask = entry
-            case "evaluations":
-                self.newest_evaluation = entry
-                if entry["seconds"] is not None:
-                    self.num_tests_timed += 1
-                    self.test_times = (*self.test_times, entry["seconds"])[-PACE_STEPS:]
-            case _:
-                self.newest_round = entry
-                if entry["seconds"] is not None:
-                    self.num_timed += 1
-                    self.round_times = (*self.round_times, entry["seconds"])[-PACE_STEPS:]
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
@@ -167,17 +154,17 @@ class Newest:
         return self.account[0]
 
     @property
-    def newest_entry(self) -> tuple[str, Entry] | None:
-        """The entry of the newest committed step and the name of its list; None if it has none."""
+    def newest_entry(self) -> HistoryEntry | None:
+        """The entry of the step that was just committed; None if it has none."""
+        assert self.started is not None
         match self.last_work:
             case Work.SCORE:
-                return "masks", self.newest_mask
+                return HistoryEntry(self.started.step, "masks", self.newest_mask)
             case Work.TRAIN:
-                return "rounds", self.newest_round
+                return HistoryEntry(self.started.step, "rounds", self.newest_round)
             case Work.EVALUATE:
-                return "evaluations", self.newest_evaluation
-            case _:
-                return None
+                return HistoryEntry(self.started.step, "evaluations", self.newest_evaluation)
+        return None
 
     @property
     def newest(self) -> Entry:
@@ -191,33 +178,26 @@ class Newest:
 
     @property
     def seconds_per_round(self) -> float | None:
-        """The typical duration of recent rounds, plus their share of the tests between rounds.
-
-        Medians, so that a single long wait for a client does not distort the estimate.
-        """
+        """The typical duration of recent rounds, plus their share of the tests between rounds."""
         rounds, tests = self.round_times, self.test_times
         if not rounds:
             return None
         share = self.num_tests_timed / self.num_timed
+        # Medians, so that a single long wait for a client does not distort the estimate.
         return median(rounds) + (share * median(tests) if tests else 0.0)
 
-    def _personal(self) -> dict[str, Any] | None:
-        """Return the results of personal models: means over clients, and a row per client."""
-        if not self.personal:
-            return None
-        return {
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary; the single steps are in `History`."""
+        personal = {
             "global": accuracies(row["evaluation"] for row in self.personal),
             "personal": accuracies(row["personal"] for row in self.personal),
             "clients": personal_rows(self.personal),
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary; the single steps are in `History`."""
         return {
             "votes": self.votes,
             "not_voted": self.not_voted,
             "densities": self.densities,
-            "personal": self._personal(),
+            "personal": personal if self.personal else None,
             "ledger": self.ledger,
             "num_void": self.num_void,
         }
@@ -231,10 +211,10 @@ class History(Newest):
     rounds: list[Entry] = field(default_factory=list)
     evaluations: list[Entry] = field(default_factory=list)
 
-    def _keep(self, name: str, entry: Entry) -> None:
-        super()._keep(name, entry)
-        entries: list[Entry] = getattr(self, name)
-        entries.append(entry)
+    def _commit(self, fact: facts.StepCommitted) -> None:
+        super()._commit(fact)
+        if new := self.newest_entry:
+            getattr(self, new.name).append(new.entry)
 
     def to_dict(self) -> dict[str, Any]:
         steps = {"masks": self.masks, "rounds": self.rounds, "evaluations": self.evaluations}

@@ -1,19 +1,24 @@
-"""The log lines of a run, one per notable fact."""
+"""The log lines of a run: one per notable fact, and warnings about sample counts.
+
+Counts are claims of the clients. --max-samples limits their effect; this module only warns.
+"""
 
 import logging
 from typing import Any
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.strategies.contract import Work
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.density_table import density_table, layer_table, link_speeds
 from ssfl.server.history.run_history import Newest, personal_rows
-from ssfl.server.history.sample_warnings import warn_of_majority
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
-from ssfl.server.run.state import RunState
+from ssfl.server.run.state import Member, RunState, weight_of
 
 log = logging.getLogger("ssfl.run")
+
+COARSE = 0.5  # share of an update lost in coding at which a run hardly learns
+MIN_CLIENTS = 3  # of two clients, one nearly always has more than half
 
 
 def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
@@ -28,9 +33,8 @@ def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
             _log_fingerprints(state)
             warn_of_majority(state)
         case facts.StepStarted(work=Work.SCORE, reason=reason) if reason:
-            _info(
-                f"refreshing the mask: {reason}", clients=len(fact.cohort), round=fact.round_number
-            )
+            event = f"refreshing the mask: {reason}"
+            _info(event, clients=len(fact.cohort), round=fact.round_number)
         case facts.StepStarted(work=Work.TRAIN):
             _info("round started", round=fact.round_number, clients=len(fact.cohort))
         case facts.StepStarted():
@@ -89,7 +93,11 @@ def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
         digest=mask.digest.hex()[:12],
         **changed,
     )
-    _log_votes(history)
+    if history.votes:
+        votes = [f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes]
+        _info("votes by share of the data: " + _first(12, votes))
+    else:
+        _info("no client was asked: the mask follows from the seed or from the weights")
     _info("what each layer keeps\n" + layer_table(mask.kept_by_tensor(manifest)))
     if history.densities:
         table = density_table(history.densities, link_speeds(history.votes), kept)
@@ -104,18 +112,6 @@ def log_mask(mask: Mask, manifest: Manifest, history: Newest) -> None:
             )
 
 
-def _log_votes(history: Newest) -> None:
-    if not history.votes:
-        _info("no client was asked: the mask follows from the seed or from the weights")
-        return
-    votes = ", ".join(f"{row['client']} {100 * row['share']:.1f} %" for row in history.votes[:12])
-    more = len(history.votes) - 12
-    _info("votes by share of the data: " + votes + (f" and {more} more" if more > 0 else ""))
-
-
-COARSE = 0.5  # share of an update lost in coding at which a run hardly learns
-
-
 def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
     if entry["coding_error"] >= COARSE:
         log.warning(
@@ -124,19 +120,15 @@ def _warn_of_coding(entry: dict[str, Any], value_type: str) -> None:
         )
     others = [row["client"] for row in entry["clients"] if row.get("encoding") != value_type]
     if value_type != "float32" and others:
-        names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if others[5:] else "")
-        log.info("some updates are not in the encoding of the run", extra={"clients": names})
+        _info("some updates are not in the encoding of the run", clients=_first(5, others))
 
 
 def _log_clipped(entry: dict[str, Any], limit: float) -> None:
-    """Log the clients whose updates were clipped, and the norms of these updates."""
-    norms = {row["client"]: row["clipped"] for row in entry["clients"] if "clipped" in row}
-    if norms:
-        shown = ", ".join(f"{client} {norm:.4g}" for client, norm in list(norms.items())[:12])
-        more = f" and {len(norms) - 12} more" if len(norms) > 12 else ""
+    clipped = [row for row in entry["clients"] if "clipped" in row]
+    if norms := [f"{row['client']} {row['clipped']:.4g}" for row in clipped]:
         log.warning(
             "updates were clipped to --max-update-norm",
-            extra={"round": entry["round"], "limit": limit, "norms": shown + more},
+            extra={"round": entry["round"], "limit": limit, "norms": _first(12, norms)},
         )
 
 
@@ -157,23 +149,19 @@ def _committed(state: RunState, history: Newest) -> None:
     elif history.last_work is Work.PERSONALIZE:
         _log_personal(history)
     elif history.last_work is Work.EVALUATE:
-        last = history.newest_evaluation
+        last, best = history.newest_evaluation, state.best
+        is_best = best is not None and best.rounds_done == state.rounds_done
         _info(
             "global model evaluated",
             rounds_done=state.rounds_done,
             **_tested("pooled", last),
             **({} if last["mean"] is None else {"mean": f"{100 * last['mean']:.2f}%"}),
             **({} if last["loss"] is None else {"loss": f"{last['loss']:.4f}"}),
-            **({"best": True} if _is_best(state) else {}),
+            **({"best": True} if is_best else {}),
         )
 
 
-def _is_best(state: RunState) -> bool:
-    return state.best is not None and state.best.rounds_done == state.rounds_done
-
-
 def _log_personal(history: Newest) -> None:
-    """Log the mean accuracy of the global and the personal models."""
     rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
     if rows:
         means = {
@@ -190,5 +178,54 @@ def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:
     return metrics if accuracy is None else {name: f"{100 * accuracy:.2f}%", **metrics}
 
 
+def _first(count: int, texts: list[str]) -> str:
+    """Return the first texts of a list, and how many more there are."""
+    more = f" and {len(texts) - count} more" if texts[count:] else ""
+    return ", ".join(texts[:count]) + more
+
+
 def _info(event: str, **fields: Any) -> None:
     log.info(event, extra=fields)
+
+
+def majority(state: RunState) -> ClientId | None:
+    """Return the ready client that has more than half of all samples, if there is one."""
+    weights = {name: weight_of(state.members[name], state.settings) for name in state.ready}
+    if len(weights) < MIN_CLIENTS:
+        return None
+    client = max(weights, key=lambda name: weights[name])
+    return client if 2 * weights[client] > sum(weights.values()) else None
+
+
+def warn_of_majority(state: RunState) -> ClientId | None:
+    """Log and return the client that has more than half of all samples."""
+    client = majority(state)
+    if client is not None:
+        log.warning(
+            "one client has more than half of all samples: the model is mostly its own "
+            "(--max-samples bounds what a client may claim)",
+            extra={"client": client, "num_samples": state.members[client].num_samples},
+        )
+    return client
+
+
+class SampleCounts:
+    """Checks clients that join; logs each warning once per client."""
+
+    def __init__(self) -> None:
+        self._changed: set[ClientId] = set()
+        self._majority: set[ClientId] = set()
+
+    def joined(self, client: ClientId, before: Member | None, state: RunState) -> None:
+        """Check a client that has just joined; `before` is its earlier membership, if any."""
+        now = state.members[client]
+        if before and before.num_samples != now.num_samples and client not in self._changed:
+            self._changed.add(client)
+            log.warning(
+                "a client joined again with another number of samples: it counts from the next "
+                "step on",
+                extra={"client": client, "was": before.num_samples, "num_samples": now.num_samples},
+            )
+        if state.founders and client not in self._majority and majority(state) == client:
+            self._majority.add(client)  # before the start, more clients may join
+            warn_of_majority(state)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run.state import Step
 
 PHASES = ("broadcast", "training", "collection", "aggregation", "commit")
@@ -51,11 +50,13 @@ class StepTimes:
         now_s = self._clock()
         closed_s = self._closed_s or now_s
         summed_s = self._summed_s or closed_s
-        last = max(step.closed or (), key=lambda client: _received_s(step, client), default=None)
-        report = step.uploads[last].report if last is not None else {}
+        reports = {client: step.uploads[client].report for client in step.closed or ()}
+        last = max(
+            reports, key=lambda client: _seconds(reports[client], "received_s"), default=None
+        )
+        report = reports[last] if last is not None else {}
         until_closed = max(0.0, closed_s - self._began_s)
-        sending = max(0.0, _seconds(report, "sent_s") - _seconds(report, "asked_s"))
-        broadcast = min(until_closed, sending)
+        broadcast = min(until_closed, sending_s(report))
         training = min(until_closed - broadcast, _seconds(report, "work_s"))
         phases = {
             "broadcast": broadcast,
@@ -72,8 +73,9 @@ class StepTimes:
         }
 
 
-def _received_s(step: Step, client: ClientId) -> float:
-    return _seconds(step.uploads[client].report, "received_s")
+def sending_s(report: Mapping[str, Any]) -> float:
+    """Return how long sending a task to its client took, by the report about the result."""
+    return max(0.0, _seconds(report, "sent_s") - _seconds(report, "asked_s"))
 
 
 def _seconds(report: Mapping[str, Any], name: str) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.server.broadcast.tasks import initializer
-from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
+from ssfl.server.history.live_entries import LiveEntries
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import log_fact, log_mask
 from ssfl.server.loop.fact_writer import Clock, FactWriter
@@ -56,7 +56,7 @@ class Recorder:
         if not isinstance(fact, facts.StepCommitted):
             return
         if entry := history.newest_entry:
-            self._live_entries.add(HistoryEntry(fact.step, *entry), journal_bytes)
+            self._live_entries.add(entry, journal_bytes)
         if model and model.mask and history.newest_mask.get("step") == fact.step:
             log_mask(model.mask, model.manifest, history)
         for client in fact.report.get("outliers", []):

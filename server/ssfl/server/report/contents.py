@@ -5,8 +5,8 @@ coordinator writes it when the run ends; `ssfl report` writes it for any folder.
 grow with the rounds, which are read one by one (source.py, run_view.py).
 """
 
+import codecs
 import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 from ssfl.durable.files import atomic_file, write_atomic
 from ssfl.method.settings import RunSettings
 from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
-from ssfl.server.accounting.ledger import Direction
+from ssfl.server.accounting.ledger import COUNTS, Direction
 from ssfl.server.history.run_history import Entry
 from ssfl.server.history.timing import PHASES
 from ssfl.server.report.mask_image import mask_pictures
 from ssfl.server.report.page import page, to_json
-from ssfl.server.report.run_view import RunView, layer_rows, sent_bytes
-from ssfl.server.report.source import LISTS, ReportError, Source, open_folder
+from ssfl.server.report.run_view import CLIENT_COLUMNS, RunView, layer_rows, sent_bytes
+from ssfl.server.report.source import ReportError, Source, open_folder
 from ssfl.server.report.traffic import DenseComparison, formulas, paper_break_even
 
 FORMAT = 1  # of report.json
@@ -36,7 +36,6 @@ EVALUATION_COLUMNS = (
     "rounds_done", "began", "seconds", "clients", "missing", "accuracy", "mean_accuracy", "loss",
     "validation_accuracy", "validation_loss", "metrics", "sent_bytes",
 )  # fmt: skip
-CLIENT_COLUMNS = tuple(RunView.no_rounds(""))
 
 
 def write_report(folder: Path) -> Path:
@@ -46,32 +45,30 @@ def write_report(folder: Path) -> Path:
 
 
 def write_files(source: Source, html: Path, before: str = "") -> None:
-    """Write the report of a run: the HTML file, and its JSON and tables next to it.
-
-    The names of the tables begin with `before`.
-    """
+    """Write the report: the HTML file, its JSON and tables, whose names begin with `before`."""
     rounds, evaluations, clients = (html.with_name(f"{before}{name}.csv") for name in TABLES)
     with atomic_file(rounds) as file, atomic_file(evaluations) as other:
-        add_round, add_test = RoundTable(file).add, EvaluationTable(other).add
-        document = report_document(source, add_round, add_test)
-    write_atomic(clients, _csv(document["clients"], CLIENT_COLUMNS, header=True))
+        round_table, test_table = _table(file, ROUND_COLUMNS), _table(other, EVALUATION_COLUMNS)
+
+        def write_row(name: str, entry: Entry, point: Entry) -> None:
+            if name == "rounds":
+                round_table.writerow(_round_line(entry, point))
+            elif name == "evaluations":
+                test_table.writerow(_test_line(entry))
+
+        document = report_document(source, write_row)
+    with atomic_file(clients) as file:
+        _table(file, CLIENT_COLUMNS).writerows(document["clients"])
     write_atomic(html.with_suffix(".json"), to_json(document))
-    write_atomic(html, page(title_of(document), document))
-
-
-def title_of(document: Mapping[str, Any]) -> str:
-    return f"ssfl run {document['run_id']}"
+    write_atomic(html, page(f"ssfl run {document['run_id']}", document))
 
 
 def report_document(
-    source: Source,
-    on_round: Callable[[Entry, Entry], None] | None = None,
-    on_test: Callable[[Entry], None] | None = None,
+    source: Source, on_entry: Callable[[str, Entry, Entry], None] | None = None
 ) -> dict[str, Any]:
     """Return the content of the report; its size does not depend on the number of rounds.
 
-    `on_round` is called with the entry of every round and its point of the curve, `on_test` with
-    the entry of every test by all clients.
+    `on_entry` is called with every entry, the name of its list and the newest point of the curve.
     """
     summary, settings = source.summary, source.summary["settings"]
     own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
@@ -81,24 +78,22 @@ def report_document(
     if mask.get("num_masked"):
         against = DenseComparison(mask["num_values"], mask["num_masked"])
     newest: Entry = {}
-    best = _Best(summary.get("best"))
+    best, saved = None, summary.get("best")
     try:
-        for name, entry in source.entries(LISTS):
+        for name, entry in source.entries():
             view.add(name, entry)
             if against:
                 against.add(name, entry, view)
-            if name == "evaluations":
-                best.look_at(entry)
-                if on_test:
-                    on_test(entry)
             if name == "rounds":
                 newest = entry
-                if on_round:
-                    on_round(entry, view.newest_round)
+            elif name == "evaluations" and saved and entry["rounds_done"] == saved["rounds_done"]:
+                best = _best(saved, entry)
+            if on_entry:
+                on_entry(name, entry, view.newest_round)
         view.add_bytes(source.ledger_rows())
     except (KeyError, TypeError, AttributeError) as error:
-        where = source.folder
-        raise ReportError(f"{where} holds an entry of another kind: {error!r}") from error
+        text = f"{source.folder} holds an entry of another kind: {error!r}"
+        raise ReportError(text) from error
     return {
         "format": FORMAT,
         "kind": "run",
@@ -110,26 +105,26 @@ def report_document(
         "strategy": settings.get("strategy", ""),
         "settings": setting_rows(settings),
         "encodings": encodings(summary["ledger"]),
-        "quality": _quality(best.tested, view, newest),
-        "curve": view.curve(),
-        "evaluations": view.evaluations(),
-        "timeline": view.timeline(),
+        "quality": _quality(best, view, newest),
+        "curve": view.curve.points(),
+        "evaluations": view.evaluations.points(),
+        "timeline": list(view.timeline),
         "times": _times(view),
         "bytes": _bytes(summary, view, against),
         "mask": {key: mask[key] for key in mask if key != "layers"} or None,
         "layers": layer_rows(mask.get("layers") or {}),
-        "masks": view.masks(),
+        "masks": list(view.masks),
         "num_masks": view.num_masks,
         "pictures": mask_pictures(*source.model) if source.model else [],
         "votes": summary.get("votes") or [],
         "not_voted": summary.get("not_voted") or [],
         "densities": summary.get("densities") or [],
-        "clients": _clients(summary["clients"], view.clients()),
+        "clients": view.clients(summary["clients"]),
         "personal": summary.get("personal"),
-        "incidents": view.incidents(),
+        "incidents": list(view.incidents),
         "num_void": summary.get("num_void", 0),
         "model_digest": summary.get("model_digest", ""),
-        "best": summary.get("best"),
+        "best": saved,
     }
 
 
@@ -169,23 +164,16 @@ def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {way: sorted(words) for way, words in found.items()}
 
 
-class _Best:
-    """Finds the test by all clients of the saved best model, which other data may have selected."""
-
-    def __init__(self, saved: Mapping[str, Any] | None) -> None:
-        self._saved = saved or {}
-        self.tested: Entry | None = None
-
-    def look_at(self, evaluation: Mapping[str, Any]) -> None:
-        if self._saved and evaluation["rounds_done"] == self._saved["rounds_done"]:
-            self.tested = {
-                "rounds_done": evaluation["rounds_done"],
-                "accuracy": evaluation["pooled"],
-                "loss": evaluation["loss"],
-                "chosen_on": self._saved.get("chosen_on", "test"),
-                "chosen_accuracy": self._saved.get("accuracy"),
-                "chosen_loss": self._saved.get("loss"),
-            }
+def _best(saved: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Entry:
+    """Return the test by all clients of the saved best model, which other data may have chosen."""
+    return {
+        "rounds_done": evaluation["rounds_done"],
+        "accuracy": evaluation["pooled"],
+        "loss": evaluation["loss"],
+        "chosen_on": saved.get("chosen_on", "test"),
+        "chosen_accuracy": saved.get("accuracy"),
+        "chosen_loss": saved.get("loss"),
+    }
 
 
 def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
@@ -194,9 +182,9 @@ def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
     `mean_accuracy` and `personal_accuracy` are of the clients of the newest round: of the model it
     began with, and of each one's own after training.
     """
-    tested = view.evaluations()
+    tested = view.evaluations.points()
     final = tested[-1] if tested else None
-    curve = view.curve()
+    curve = view.curve.points()
     if final is None and curve:  # only the clients of each round have tested anything yet
         final = {"rounds_done": curve[-1]["round"], "metrics": newest.get("metrics") or {},
                  "accuracy": curve[-1]["accuracy"], "loss": curve[-1]["loss"]}  # fmt: skip
@@ -211,8 +199,7 @@ def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
 
 
 def _times(view: RunView) -> Entry:
-    known = view.num_timed
-    began, ended = view.began, view.ended
+    known, began, ended = view.num_timed, view.began, view.ended
     return {
         "began": began,
         "ended": ended,
@@ -229,11 +216,10 @@ def _times(view: RunView) -> Entry:
 def _bytes(summary: Mapping[str, Any], view: RunView, against: DenseComparison | None) -> Entry:
     rows: Sequence[Mapping[str, Any]] = summary["ledger"]
     found = view.bytes(rows, against.num_values if against else 0)
-    counts = ("payload_bytes", "message_bytes", "socket_bytes")
     found["total"] = {
         way.value: {
             count: sum(row.get(count) or 0 for row in rows if row["direction"] == way)
-            for count in counts
+            for count in COUNTS
         }
         for way in Direction
     }
@@ -245,66 +231,38 @@ def _bytes(summary: Mapping[str, Any], view: RunView, against: DenseComparison |
     return found
 
 
-def _clients(samples: Mapping[str, int], rows: Sequence[Entry]) -> list[Entry]:
-    """Return the rows of all members, also of those that have not reported yet."""
-    known = {row["client"]: row for row in rows}
-    found = [
-        {**row, "samples": samples.get(name) if row["samples"] is None else row["samples"]}
-        for name in {**known, **samples}
-        for row in [known.get(name) or RunView.no_rounds(name)]
-    ]
-    return sorted(found, key=lambda row: str(row["client"]))
-
-
-class RoundTable:
-    """rounds.csv as it grows: a line for every round."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        file.write(_csv([], ROUND_COLUMNS, header=True))
-
-    def add(self, entry: Mapping[str, Any], point: Mapping[str, Any]) -> None:
-        """Write a round: its entry, and its point of the curve."""
-        phases = entry.get("phases") or {}
-        line = {
-            **{name: entry.get(name) for name in ROUND_COLUMNS},
-            **{f"{phase}_s": phases.get(phase) for phase in PHASES},
-            "clients": len(entry["clients"]),
-            "missing": len(entry["missing"]),
-            "mean_accuracy": entry.get("mean"),
-            **{name: point[name] for name in ("accuracy", "up_bytes", "down_bytes")},
-        }
-        self._file.write(_csv([line], ROUND_COLUMNS, header=False))
-
-
-class EvaluationTable:
-    """evaluations.csv as it grows: a line for every test of the global model by all clients."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        file.write(_csv([], EVALUATION_COLUMNS, header=True))
-
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """Write a test."""
-        validation = entry.get("validation") or {}
-        line = {
-            **{name: entry.get(name) for name in EVALUATION_COLUMNS},
-            "clients": len(entry["clients"]),
-            "missing": len(entry["missing"]),
-            "accuracy": entry["pooled"],
-            "mean_accuracy": entry.get("mean"),
-            "validation_accuracy": validation.get("pooled"),
-            "validation_loss": validation.get("loss"),
-            "metrics": json.dumps(entry.get("metrics") or {}),
-            "sent_bytes": sent_bytes(entry["ledger"]),
-        }
-        self._file.write(_csv([line], EVALUATION_COLUMNS, header=False))
-
-
-def _csv(rows: Iterable[Entry], columns: Sequence[str], *, header: bool) -> bytes:
-    text = io.StringIO(newline="")
+def _table(file: BinaryIO, columns: Sequence[str]) -> "csv.DictWriter[str]":
+    """Return a writer of CSV rows; it has written the header."""
+    text = codecs.getwriter("utf-8")(file)
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    writer.writeheader()
+    return writer
+
+
+def _round_line(entry: Entry, point: Entry) -> Entry:
+    """Return a row of rounds.csv from a round's entry and its point of the curve."""
+    phases = entry.get("phases") or {}
+    return {
+        **entry,
+        **{f"{phase}_s": phases.get(phase) for phase in PHASES},
+        "clients": len(entry["clients"]),
+        "missing": len(entry["missing"]),
+        "mean_accuracy": entry.get("mean"),
+        **{name: point[name] for name in ("accuracy", "up_bytes", "down_bytes")},
+    }
+
+
+def _test_line(entry: Entry) -> Entry:
+    """Return a row of evaluations.csv: a test of the global model by all clients."""
+    validation = entry.get("validation") or {}
+    return {
+        **entry,
+        "clients": len(entry["clients"]),
+        "missing": len(entry["missing"]),
+        "accuracy": entry["pooled"],
+        "mean_accuracy": entry.get("mean"),
+        "validation_accuracy": validation.get("pooled"),
+        "validation_loss": validation.get("loss"),
+        "metrics": json.dumps(entry.get("metrics") or {}),
+        "sent_bytes": sent_bytes(entry["ledger"]),
+    }

@@ -39,11 +39,7 @@ def open_state(folder: Path) -> Source:
     return Source(
         folder,
         document,
-        lambda names: (
-            (one.name, one.entry)
-            for one in Follower(journal).entries(replayed.num_bytes)
-            if one.name in names
-        ),
+        lambda: ((one.name, one.entry) for one in Follower(journal).entries(replayed.num_bytes)),
         path if path.is_file() else None,
         model,
         num_bytes,

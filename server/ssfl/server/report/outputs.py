@@ -51,6 +51,7 @@ def run_document(
     state: RunState, model: ModelState | None, history: Newest, ledger: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the content of history.json: settings, model, mask, rounds, evaluations, bytes."""
+    voters = {row["client"] for row in history.votes}
     document: dict[str, Any] = {
         "format": 1,
         "software": ssfl_version(),
@@ -64,7 +65,8 @@ def run_document(
         "best": asdict(state.best) if state.best else None,
         "clients": {m.client: m.num_samples for m in state.members.values()},
         **history.to_dict(),
-        "not_voted": _not_voted(state, history),
+        # Members that missed the vote on the mask or joined later.
+        "not_voted": sorted(set(state.members) - voters) if voters else [],
         "ledger": ledger,
     }
     if model and model.mask:
@@ -87,57 +89,6 @@ def mask_document(manifest: Manifest, mask: Mask, epoch: int) -> dict[str, Any]:
     }
 
 
-def _not_voted(state: RunState, history: Newest) -> list[str]:
-    """Return the members that did not vote on the mask: they missed it or joined later."""
-    voters = {row["client"] for row in history.votes}
-    return sorted(set(state.members) - voters) if voters else []
-
-
-def write_outputs(coordinator: Coordinator, out_dir: Path) -> None:
-    """Write the final model, the history and the bytes."""
-    folder = Path(run_folder(out_dir, coordinator.run.state.run_id))
-    folder.mkdir(parents=True, exist_ok=True)
-    model = coordinator.run.model
-    if model and model.mask and model.values is not None:
-        write_model(folder, model.manifest, model.mask, model.values)
-        write_best(coordinator, model, folder / "best")
-    write_accounts(coordinator, out_dir)
-
-
-def write_best(coordinator: Coordinator, model: ModelState, folder: Path) -> None:
-    """Write the best model by all clients' evaluations next to the final one."""
-    found = coordinator.run.state.best
-    if found is None:
-        return
-    try:
-        best = coordinator.store.load_best(found, model)
-    except (
-        StateError,
-        ValueError,
-        OSError,
-    ) as error:  # a failure here must not lose the final model
-        extra = {"rounds_done": found.rounds_done}
-        log.warning("the best model is not written: %s", error, extra=extra)
-        return
-    assert best.mask is not None and best.values is not None
-    folder.mkdir(exist_ok=True)
-    write_model(folder, best.manifest, best.mask, best.values)
-
-
-def write_accounts(coordinator: Coordinator, out_dir: Path) -> None:
-    """Write history.json and ledger.csv of a finished run: the totals are the sums of the rows."""
-    folder = Path(run_folder(out_dir, coordinator.run.state.run_id))
-    with _ACCOUNTS:
-        newest = copy(coordinator.history)
-        ledger, num_bytes = newest.account
-        copy_ledger(coordinator.ledger_file.path, folder / "ledger.csv", num_bytes)
-        summary = run_document(coordinator.run.state, coordinator.run.model, newest, ledger)
-        blocks = history_blocks(
-            coordinator.journal, coordinator.run.published_journal_bytes, summary
-        )
-        write_atomic(folder / "history.json", blocks)
-
-
 class Accounts:
     """History, byte counts and report of a finished run, rewritten only if they changed."""
 
@@ -149,28 +100,37 @@ class Accounts:
 
     def write_outputs(self, coordinator: Coordinator) -> None:
         """Write the final model, history and byte counts."""
-        so_far = coordinator.history.account[1]
-        write_outputs(coordinator, self._out_dir)
-        self._written = so_far
+        folder = self._folder(coordinator)
+        folder.mkdir(parents=True, exist_ok=True)
+        model = coordinator.run.model
+        if model and model.mask and model.values is not None:
+            write_model(folder, model.manifest, model.mask, model.values)
+            _write_best(coordinator, model, folder / "best")
+        self._written = -1
+        self.write(coordinator)
 
     def write(self, coordinator: Coordinator) -> None:
-        """Update history and byte counts."""
+        """Update history.json and ledger.csv; the totals are the sums of the rows."""
         so_far = coordinator.history.account[1]
-        if so_far != self._written:
-            write_accounts(coordinator, self._out_dir)
-            self._written = so_far
+        if so_far == self._written:
+            return
+        folder, run = self._folder(coordinator), coordinator.run
+        with _ACCOUNTS:
+            newest = copy(coordinator.history)
+            ledger, num_bytes = newest.account
+            copy_ledger(coordinator.ledger_file.path, folder / "ledger.csv", num_bytes)
+            summary = run_document(run.state, run.model, newest, ledger)
+            blocks = history_blocks(coordinator.journal, run.published_journal_bytes, summary)
+            write_atomic(folder / "history.json", blocks)
+        self._written = so_far
 
     def report(self, coordinator: Coordinator) -> None:
-        """Update the report; after a failure, try again later.
-
-        The report can be built again at any time, so an error here must not harm the run.
-        """
+        """Update the report; after a failure, which must not harm the run, try again later."""
         now_s = time.monotonic()
-        if self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S:
+        failed_recently = self._failed_s is not None and now_s - self._failed_s < REPORT_AGAIN_S
+        if failed_recently or self._reported == self._written:
             return
-        if self._reported == self._written:
-            return
-        folder = Path(run_folder(self._out_dir, coordinator.run.state.run_id))
+        folder = self._folder(coordinator)
         about = self._written
         try:
             with _ACCOUNTS:
@@ -186,3 +146,22 @@ class Accounts:
     @property
     def has_report(self) -> bool:
         return self._reported >= 0
+
+    def _folder(self, coordinator: Coordinator) -> Path:
+        return Path(run_folder(self._out_dir, coordinator.run.state.run_id))
+
+
+def _write_best(coordinator: Coordinator, model: ModelState, folder: Path) -> None:
+    """Write the best model by all clients' evaluations next to the final one."""
+    found = coordinator.run.state.best
+    if found is None:
+        return
+    try:
+        best = coordinator.store.load_best(found, model)
+    except (StateError, ValueError, OSError) as error:  # the final model must not be lost
+        extra = {"rounds_done": found.rounds_done}
+        log.warning("the best model is not written: %s", error, extra=extra)
+        return
+    assert best.mask is not None and best.values is not None
+    folder.mkdir(exist_ok=True)
+    write_model(folder, best.manifest, best.mask, best.values)

@@ -47,20 +47,14 @@ def page(title: str, document: Mapping[str, Any]) -> bytes:
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    filled = _PAGE.format(
-        policy=policy, title=escape(title), style=style, data=_data(document), script=script
-    )
+    data = json.dumps(document, ensure_ascii=False, allow_nan=False).translate(_ESCAPED)
+    filled = _PAGE.format(policy=policy, title=escape(title), style=style, data=data, script=script)
     return filled.encode()
 
 
 def to_json(document: Mapping[str, Any]) -> bytes:
     """Return a report's document as a file."""
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _data(document: Mapping[str, Any]) -> str:
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
-    return text.translate(_ESCAPED)
 
 
 def _hash(text: str) -> str:

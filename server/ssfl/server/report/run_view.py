@@ -10,7 +10,7 @@ exclude the open step, so that both sides cover the same transfers. The bytes of
 since the previous round, also a test of its model by all clients and void attempts.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ NEWEST_INCIDENTS = 100
 LATE_S = 30.0  # a client asked this long after a round's start was away or is a replacement
 
 Rows = Iterable[Mapping[str, Any]]
-_TIMES = ("asked_s", "sent_s", "work_s", "upload_s", "received_s")
+_TIMES = ("client", "asked_s", "sent_s", "work_s", "upload_s", "received_s")
 
 
 class DownsampledSeries:
@@ -66,8 +66,6 @@ class DownsampledSeries:
 
 @dataclass(slots=True)
 class _Client:
-    """What one client did over the run."""
-
     reported: int = 0
     missed: int = 0
     samples: int | None = None
@@ -77,7 +75,7 @@ class _Client:
     upload_s: float = 0.0
     upload_bytes: int = 0
     loss: float | None = None
-    sent: dict[str, int] = field(default_factory=dict)  # message bytes by direction
+    sent: Counter[str] = field(default_factory=Counter)  # message bytes by direction
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.reported += 1
@@ -107,19 +105,28 @@ class _Client:
         }
 
 
+CLIENT_COLUMNS = tuple(_Client().to_dict(""))
+
+
 class RunView:
     """Accumulates a run's history entries and returns documents about the run so far."""
 
     def __init__(self, *, own_masks: bool = False) -> None:
         """`own_masks`: each client trains under a personal mask."""
-        self._curve = DownsampledSeries(
+        # The rounds: test metrics of each one's base, duration, bytes of values. `sent_bytes` are
+        # all messages in both directions until its base was committed.
+        self.curve = DownsampledSeries(
             lambda point: point["accuracy"], _negative("loss"), lambda point: point["seconds"]
         )
-        self._evaluations = DownsampledSeries(lambda point: point["accuracy"], _negative("loss"))
-        self._timeline: deque[Entry] = deque(maxlen=NEWEST_ROUNDS)
-        self._masks: deque[Entry] = deque(maxlen=NEWEST_MASKS)
-        self._incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
-        self._layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
+        # The tests of the global model by all clients.
+        self.evaluations = DownsampledSeries(lambda point: point["accuracy"], _negative("loss"))
+        # The newest rounds, oldest first, with the times of the slowest clients of each.
+        self.timeline: deque[Entry] = deque(maxlen=NEWEST_ROUNDS)
+        self.masks: deque[Entry] = deque(maxlen=NEWEST_MASKS)  # when and why each was agreed
+        # The newest rounds that clients missed or delayed, or that were retried. `late` are clients
+        # that got their task at least LATE_S after the round's start.
+        self.incidents: deque[Entry] = deque(maxlen=NEWEST_INCIDENTS)
+        self.layers: Mapping[str, Mapping[str, int]] = {}  # of the newest mask
         self._clients: dict[str, _Client] = {}
         self._holders = ModelHolders(own_masks=own_masks)
         self._values = dict.fromkeys(Direction, 0)  # bytes to compare, up to the newest entry,
@@ -145,8 +152,8 @@ class RunView:
             case "masks":
                 self.num_masks += 1
                 self.num_votes += len(entry.get("votes") or ())
-                self._masks.append({key: entry.get(key) for key in _OF_A_MASK})
-                self._layers = entry.get("layers") or {}
+                self.masks.append({key: entry.get(key) for key in _OF_A_MASK})
+                self.layers = entry.get("layers") or {}
                 self.num_models += self._holders.scored(entry.get("votes") or ())
             case "rounds":
                 self._add_round(entry)
@@ -157,46 +164,16 @@ class RunView:
         """Add the message bytes of each client from rows of ledger.csv (or of `Ledger.take`)."""
         for row in rows:
             if row["client"]:
-                sent = self._client(row["client"]).sent
-                way = row["direction"]
-                sent[way] = sent.get(way, 0) + int(row["message_bytes"] or 0)
+                self._client(row["client"]).sent[row["direction"]] += int(row["message_bytes"] or 0)
 
-    def curve(self) -> list[Entry]:
-        """Return the rounds: test metrics of each one's base, duration, bytes of values.
-
-        `sent_bytes` counts all messages in both directions until its base was committed.
-        """
-        return self._curve.points()
-
-    def evaluations(self) -> list[Entry]:
-        """Return the tests of the global model by all clients."""
-        return self._evaluations.points()
-
-    def timeline(self) -> list[Entry]:
-        """Return the newest rounds, oldest first, with the times of each client.
-
-        Only the slowest clients are listed; `others` counts the rest.
-        """
-        return list(self._timeline)
-
-    def masks(self) -> list[Entry]:
-        """Return the newest masks, oldest first: when and why each was agreed."""
-        return list(self._masks)
-
-    def incidents(self) -> list[Entry]:
-        """Return the newest rounds that clients missed or delayed, or that were retried.
-
-        `late` are clients that got their task at least LATE_S after the round's start.
-        """
-        return list(self._incidents)
-
-    def layers(self) -> list[Entry]:
-        """Return the density of every masked tensor under the newest mask."""
-        return layer_rows(self._layers)
-
-    def clients(self) -> list[Entry]:
-        """Return each client's part in the run, by name."""
-        return [self._clients[name].to_dict(name) for name in sorted(self._clients)]
+    def clients(self, members: Mapping[str, int]) -> list[Entry]:
+        """Return the rows of all clients and `members` by name; a member may have had no task."""
+        names = sorted({*self._clients, *members})
+        rows = [self._clients.get(name, _Client()).to_dict(name) for name in names]
+        for row in rows:
+            if row["samples"] is None:
+                row["samples"] = members.get(row["client"])
+        return rows
 
     def bytes(self, ledger_rows: Rows, num_values: int) -> Entry:
         """Return byte totals, and the comparison with dense training at the newest entry."""
@@ -209,11 +186,6 @@ class RunView:
             found[way.value] = {"values": values, "dense": dense, "ratio": ratio}
         found["one_off"] = {way.value: payload(rows, way, ONE_OFF) for way in Direction}
         return found
-
-    @staticmethod
-    def no_rounds(name: str) -> Entry:
-        """Return the row of a client that had no task yet."""
-        return _Client().to_dict(name)
 
     def _client(self, name: str) -> _Client:
         return self._clients.setdefault(name, _Client())
@@ -258,7 +230,7 @@ class RunView:
             "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
             "sent_bytes": sent,
         }
-        self._curve.add(self.newest_round)
+        self.curve.add(self.newest_round)
         lost = {"missing": list(missing)[:SLOWEST_CLIENTS], "num_missing": len(missing)}
         late = [
             {"client": row["client"], "asked_s": row["asked_s"]}
@@ -266,18 +238,23 @@ class RunView:
             if (row.get("asked_s") or 0.0) >= LATE_S
         ]
         if missing or late or entry.get("attempt"):
-            attempts = entry.get("attempt", 0)
-            late_rows = {"late": late[:SLOWEST_CLIENTS], "num_late": len(late)}
-            self._incidents.append(
-                {"round": entry["round"], "void_attempts": attempts, **lost, **late_rows}
+            self.incidents.append(
+                {
+                    "round": entry["round"],
+                    "void_attempts": entry.get("attempt", 0),
+                    **lost,
+                    "late": late[:SLOWEST_CLIENTS],
+                    "num_late": len(late),
+                }
             )
-        slowest = sorted(clients, key=_received_s, reverse=True)[:SLOWEST_CLIENTS]
-        self._timeline.append(
+        slowest = sorted(clients, key=lambda row: row.get("received_s") or 0.0, reverse=True)
+        slowest = slowest[:SLOWEST_CLIENTS]
+        self.timeline.append(
             {
                 **timed,
                 "began": entry.get("began"),
                 "last": entry.get("last"),
-                "clients": [_times_of(row) for row in slowest],
+                "clients": [{name: row.get(name) for name in _TIMES} for row in slowest],
                 **lost,
                 "others": len(clients) - len(slowest),
             }
@@ -292,7 +269,7 @@ class RunView:
             "metrics": entry.get("metrics") or {},
             "sent_bytes": sent_bytes(entry["ledger"]),
         }
-        self._evaluations.add(point)
+        self.evaluations.add(point)
         if self.best is None or _quality(point) > _quality(self.best):
             self.best = point
 
@@ -326,14 +303,6 @@ def layer_rows(layers: Mapping[str, Mapping[str, int]]) -> list[Entry]:
         {"name": name, **layer, "density": layer["kept"] / layer["size"] if layer["size"] else 0.0}
         for name, layer in layers.items()
     ]
-
-
-def _times_of(row: Mapping[str, Any]) -> Entry:
-    return {"client": row["client"], **{name: row.get(name) for name in _TIMES}}
-
-
-def _received_s(row: Mapping[str, Any]) -> float:
-    return float(row.get("received_s") or 0.0)
 
 
 def _negative(name: str) -> Callable[[Entry], float | None]:

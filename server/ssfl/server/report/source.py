@@ -8,16 +8,18 @@ on the number of rounds. A history.json with another layout is read at once.
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
+from ssfl.server.accounting.ledger_file import ledger_lines
 from ssfl.server.history.run_history import Entry
 
 HISTORY, LEDGER = "history.json", "ledger.csv"
@@ -36,38 +38,26 @@ class ReportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One run: its final summary, and its entries, which can be iterated repeatedly.
-
-    `summary` is history.json without the lists of `LISTS`. `entries` yields the entries of the
-    given lists in chronological order.
-    """
+    """One run: its final summary, and its entries, which can be iterated repeatedly."""
 
     folder: Path
-    summary: dict[str, Any]
-    entries: Callable[[Sequence[str]], Entries]
+    summary: dict[str, Any]  # history.json without the lists of `LISTS`
+    entries: Callable[[], Entries]  # of these lists, in chronological order
     ledger: Path | None  # ledger.csv, if there is one
     model: tuple[Manifest, Mask] | None  # None before the first agreed mask
-    ledger_bytes: int | None = None  # of ledger.csv, if it may have grown since
+    ledger_bytes: int = -1  # of ledger.csv, if it may have grown since; -1: the whole file
 
     def ledger_rows(self) -> Iterator[dict[str, str]]:
         """Yield the rows of ledger.csv; nothing if there is none."""
         if self.ledger is None:
             return
         try:
-            with self.ledger.open("rb") as file:
-                for row in csv.DictReader(_text(file, self.ledger_bytes)):
-                    if not (row.get("message_bytes") or "").isdigit():
-                        raise ReportError(f"{self.ledger} is damaged: {str(row)[:200]}")
-                    yield row
+            for row in csv.DictReader(ledger_lines(self.ledger, self.ledger_bytes)):
+                if not (row.get("message_bytes") or "").isdigit():
+                    raise ReportError(f"{self.ledger} is damaged: {str(row)[:200]}")
+                yield row
         except (OSError, ValueError, csv.Error) as error:
             raise ReportError(f"cannot read {self.ledger}: {error}") from error
-
-
-def _text(file: BinaryIO, num_bytes: int | None) -> Iterator[str]:
-    for line in file:
-        if num_bytes is not None and file.tell() > num_bytes:
-            return
-        yield line.decode()
 
 
 def open_folder(folder: Path) -> Source:
@@ -80,26 +70,18 @@ def open_folder(folder: Path) -> Source:
     except (ValueError, RecursionError) as error:  # also of text that is not UTF-8
         raise _damaged(history, error) from error
     _check(history, summary)
-    ledger = folder / LEDGER
-    return Source(
-        folder, summary, entries, ledger if ledger.is_file() else None, _mask(folder, summary)
-    )
+    ledger = folder / LEDGER if (folder / LEDGER).is_file() else None
+    return Source(folder, summary, entries, ledger, _mask(folder, summary))
 
 
-def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[Sequence[str]], Entries]]:
+def _open_history(path: Path) -> tuple[dict[str, Any], Callable[[], Entries]]:
     with path.open(encoding="utf-8") as file:
         first, second = file.readline().rstrip("\n"), file.readline()
     if first.endswith(",") and _LIST.fullmatch(second):
-        return _object(first[:-1] + "}"), lambda names: _in_order(
-            _lines(path, name) for name in names
-        )
+        return _object(first[:-1] + "}"), lambda: _in_order(_lines(path, name) for name in LISTS)
     whole = _object(path.read_text("utf-8"))
     lists = {name: whole.pop(name, []) for name in LISTS}
-    return whole, lambda names: _in_order(_named(name, lists[name]) for name in names)
-
-
-def _named(name: str, entries: Iterable[Entry]) -> Entries:
-    return ((name, entry) for entry in entries)
+    return whole, lambda: _in_order(zip(repeat(name), lists[name]) for name in LISTS)
 
 
 def _in_order(lists: Iterable[Entries]) -> Entries:

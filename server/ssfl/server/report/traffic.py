@@ -27,9 +27,7 @@ class DenseComparison:
     kept_values_down: int = 0  # and for every model sent
     paper_values_up: float = 0.0  # sP
     paper_values_down: float = 0.0
-    break_even: int | None = (
-        None  # first round after which the run had sent less than dense training
-    )
+    break_even: int | None = None  # first round after which less was sent than in dense training
     _kept: int | None = None  # by the newest mask
     _updates: int = 0  # counted so far
     _models: int = 0

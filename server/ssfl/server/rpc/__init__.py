@@ -1,4 +1,1 @@
-"""The gRPC edge: authenticate, decode, check, post to the run loop, encode.
-
-It makes no decisions about a run.
-"""
+"""The gRPC edge: authenticate, decode, check, post to the run loop, encode. It decides nothing."""

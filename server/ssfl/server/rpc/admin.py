@@ -24,17 +24,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """The service for operators of the federation."""
 
     def __init__(self, coordinator: Coordinator, out_dir: str) -> None:
-        self._coordinator = coordinator
+        self._parts = coordinator
         self._run = coordinator.run
-        self._history = coordinator.history
-        self._ledger = coordinator.ledger
-        self._refusals = coordinator.refusals
-        self._presence = coordinator.presence
-        self._clock = coordinator.clock
         self._out_dir = out_dir
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
-        run, history = self._run, self._history
+        run, history = self._run, self._parts.history
         state, manifest = run.state, run.manifest
         return pb.GetStatusResponse(
             run_id=state.run_id,
@@ -51,13 +46,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             loss=history.newest.get("loss"),
             metrics=history.newest.get("metrics"),
             seconds_left=seconds_left(state, history.seconds_per_round),
-            ledger=[pb.LedgerEntry(**row) for row in self._ledger.rows()],
+            ledger=[pb.LedgerEntry(**row) for row in self._parts.ledger.rows()],
             peak_memory_bytes=peak_memory_bytes(),
             model_digest=bytes.fromhex(state.base_digest) if state.finished else b"",
             out_dir=run_folder(self._out_dir, state.run_id),
             delivered=run.model_written.is_set() and final_model_delivered(run.state),
             stall=self._stall(),
-            refusals=[pb.Refusals(**row) for row in self._refusals.rows()],
+            refusals=[pb.Refusals(**row) for row in self._parts.refusals.rows()],
             paused=state.paused,
             refresh_asked=state.refresh_asked and not state.finished,
         )
@@ -66,7 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, _request: pb.GetHistoryRequest, _context: Any
     ) -> pb.GetHistoryResponse:
         await self._run.current_model()
-        document = await asyncio.to_thread(history_document(self._coordinator))
+        document = await asyncio.to_thread(history_document(self._parts))
         return pb.GetHistoryResponse(history_json=document.decode())
 
     async def StartRun(self, _request: pb.StartRunRequest, _context: Any) -> pb.StartRunResponse:
@@ -125,7 +120,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     def _stall(self) -> pb.Stall | None:
-        state, now_s = self._run.state, self._clock()
+        state, now_s = self._run.state, self._parts.clock()
         if state.stall is None:
             return None
         return pb.Stall(
@@ -141,13 +136,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             raise RunOver(f"run {state.run_id} is over: {state.phase.value}")
 
     def _client(self, client: ClientId) -> pb.ClientStatus:
-        state, now_s = self._run.state, self._clock()
-        presence = self._presence.get(client, now_s)
+        state, now_s = self._run.state, self._parts.clock()
+        presence = self._parts.presence.get(client, now_s)
         return pb.ClientStatus(
             client_id=client,
             num_samples=state.members[client].num_samples,
             state=client_state(state, client),
-            last_seen_s=self._presence.silent_s(client, now_s),
+            last_seen_s=self._parts.presence.silent_s(client, now_s),
             steps_done=presence.steps_done,
             steps_all=presence.steps_all,
         )

@@ -8,12 +8,10 @@ need neither: they reveal nothing about a run.
 """
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from ssfl.server.errors import Unauthenticated, WrongName
 
@@ -23,61 +21,25 @@ OURS = "/ssfl.v1."  # health checks and reflection have other prefixes
 MAX_SHOWN = 64
 
 
-class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses unauthenticated calls. Runs inside the StatusInterceptor, which sends the refusal."""
+class Authenticator:
+    """Refuses unauthenticated calls; without a token and certificates every call passes."""
 
     def __init__(self, *, token: str = "", certificates: bool = False, admin: bool = False) -> None:
         self._token = f"Bearer {token}".encode() if token else b""
         self._certificates = certificates
         self._admin = admin
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[Any], Awaitable[Any]],
-        handler_call_details: Any,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        asks = self._token or self._certificates
-        if handler is None or not asks or not handler_call_details.method.startswith(OURS):
-            return handler
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        codec = handler.request_deserializer, handler.response_serializer
-        if handler.unary_unary:
-
-            async def unary(request: Any, context: Any) -> Any:
-                self._check(metadata, context)(request)
-                return await handler.unary_unary(request, context)
-
-            return grpc.unary_unary_rpc_method_handler(unary, *codec)
-        if handler.unary_stream:
-
-            async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-                self._check(metadata, context)(request)
-                async with aclosing(handler.unary_stream(request, context)) as responses:
-                    async for response in responses:
-                        yield response
-
-            return grpc.unary_stream_rpc_method_handler(stream, *codec)
-
-        async def streams(requests: Any, context: Any) -> AsyncIterator[Any]:
-            checked = _Checked(requests, self._check(metadata, context))
-            async with aclosing(handler.stream_stream(checked, context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return grpc.stream_stream_rpc_method_handler(streams, *codec)
-
-    def _check(self, metadata: dict[str, Any], context: Any) -> Callable[[Any], None]:
+    def check(self, call: grpc.HandlerCallDetails, context: Any) -> Callable[[Any], None]:
         """Check the token of a call; return the function that checks the name in its requests."""
-        self._check_token(metadata)
-        if not self._certificates:
+        ours = call.method.startswith(OURS)
+        if ours and self._token:
+            self._check_token(dict(call.invocation_metadata or ()))
+        if not ours or not self._certificates:
             return lambda _request: None
         names = names_in(context.auth_context())
         return lambda request: self._check_name(request, names)
 
     def _check_token(self, metadata: dict[str, Any]) -> None:
-        if not self._token:
-            return
         given = metadata.get(HEADER, "")
         given = given if isinstance(given, bytes) else given.encode("utf-8", errors="replace")
         if not given:
@@ -93,7 +55,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         claimed = ADMIN if self._admin else claimed_by(request)
         if claimed is None or claimed in names:
             return
-        of = " or ".join(map(repr, names[:3])) or "nobody"
+        of = " or ".join(map(repr, names[:3])) or "no client"
         if self._admin:
             raise WrongName(
                 f"the admin port needs the certificate of {ADMIN!r}, but this one is of {of}"
@@ -104,28 +66,9 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         )
 
 
-class _Checked:
-    """The requests of an upload, each checked."""
-
-    def __init__(self, requests: Any, check: Callable[[Any], None]) -> None:
-        self._requests = aiter(requests)
-        self._check = check
-
-    def __aiter__(self) -> "_Checked":
-        return self
-
-    async def __anext__(self) -> Any:
-        request = await anext(self._requests)
-        self._check(request)
-        return request
-
-
 def names_in(auth_context: dict[str, Any]) -> tuple[str, ...]:
     """Return the names in the peer's certificate, from gRPC's auth context."""
-    found = [
-        *auth_context.get("x509_common_name", ()),
-        *auth_context.get("peer_dns", ()),
-    ]
+    found = [*auth_context.get("x509_common_name", ()), *auth_context.get("peer_dns", ())]
     texts = [one.decode("utf-8", errors="replace") for one in found]
     return tuple(dict.fromkeys(text for text in texts if text))
 

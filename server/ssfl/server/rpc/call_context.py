@@ -27,7 +27,7 @@ class CallContext:
         coordinator: Coordinator,
         numbers: SessionNumbers,
         *,
-        names_proven: bool = False,  # by certificates, which IdentityInterceptor checks
+        names_proven: bool = False,  # by certificates, which Authenticator checks
     ) -> None:
         self.coordinator = coordinator
         self.numbers = numbers
@@ -38,7 +38,6 @@ class CallContext:
         self.clock = coordinator.clock
         self.models = ClientModels(run.state.settings)
         self.broadcasts = Broadcasts(run.state.settings, run.take_earlier, self.models)
-        self._connections = coordinator.connections
 
     def check(self, caller: pb.Caller, *, may_have_left: bool = False) -> Member:
         """Return the calling member, or raise a refusal that says how to rejoin."""
@@ -50,7 +49,7 @@ class CallContext:
     ) -> Member:
         """Return the calling member; record the sign of life and the connection."""
         member = self.check(caller, may_have_left=may_have_left)
-        self.bind_peer(member.client, peer)
+        self.coordinator.connections.belongs(peer, member.client)
         self.presence.heard(member.client, self.clock())
         if member.client in self.run.state.lost:
             await self.run.post(events.Returned(member.client))
@@ -65,19 +64,6 @@ class CallContext:
         if self.broadcasts.one_for_all:
             return self.broadcasts.shared(model)
         return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
-
-    def task_times(self, member: Member, step: int) -> dict[str, float]:
-        """Return when a task was sent and the current time, in seconds from the step's start."""
-        began_s = self.run.state.step_began_s
-        return self.presence.task_times(member.client, step, began_s, self.clock())
-
-    def bind_peer(self, client: ClientId, peer: str) -> None:
-        """Record which client a connection belongs to; `peer` is the name gRPC gives it."""
-        self._connections.belongs(peer, client)
-
-    async def flush_socket_bytes(self) -> None:
-        """Count the bytes of all connections. Call it before one of them ends."""
-        await self._connections.count()
 
     def client_or_blank(self, caller: pb.Caller) -> str:
         """Return the client to which a message is booked: the caller if a member, else blank."""

@@ -1,13 +1,14 @@
-"""Applies status_codes.py to every RPC: a refusal becomes its status, other errors INTERNAL.
+"""Applies auth.py and status_codes.py to every RPC.
 
-`Refusals` counts and logs every refusal under the name of the calling client. Response streams are
-also written here: a call ends if the client reads no byte within the no-progress deadline.
+A refusal becomes its status, and any other error becomes INTERNAL. `Refusals` counts and logs
+every refusal under the name of the calling client. Response streams are also written here: a call
+ends if the client reads no byte within the no-progress deadline.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.loop.refusals import Refusals, reason_of, speaker_of
+from ssfl.server.rpc.auth import Authenticator
 from ssfl.server.rpc.status_codes import status_of
 
 log = logging.getLogger(__name__)
@@ -24,85 +26,80 @@ MAX_DETAIL = 1000  # characters; gRPC rejects trailers over 8 KiB and would hide
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns exceptions of handlers into gRPC statuses."""
+    """Authenticates calls, and turns exceptions of handlers into gRPC statuses."""
 
-    def __init__(self, refusals: Refusals, no_progress_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        refusals: Refusals,
+        no_progress_s: float = 60.0,
+        authenticator: Authenticator | None = None,
+    ) -> None:
         self._refusals = refusals
         self._no_progress_s = no_progress_s
+        self._authenticator = authenticator or Authenticator()
 
     async def intercept_service(
-        self,
-        continuation: Callable[[Any], Awaitable[Any]],
-        handler_call_details: Any,
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        handler = await continuation(handler_call_details)
+        call = handler_call_details
+        handler = await continuation(call)
         if handler is None:
             return None
-        method = handler_call_details.method.rsplit("/", 1)[-1]
         codec = (
             _deserializer(handler.request_deserializer),
             _serializer(handler.response_serializer),
         )
+
+        async def unary(request: Any, context: Any) -> Any:
+            async with self._statuses(context, call.method, lambda: speaker_of(request)):
+                self._check(request, call, context)
+                return await handler.unary_unary(request, context)
+
+        async def stream(request: Any, context: Any) -> None:
+            async with self._statuses(context, call.method, lambda: speaker_of(request)):
+                self._check(request, call, context)
+                await self._write_all(handler.unary_stream(request, context), context)
+
+        async def upload(raw: Any, context: Any) -> None:
+            # gRPC's iterator is part of a reference cycle and holds the newest request, a chunk of
+            # up to a megabyte. If left open, each finished upload keeps it until the next garbage
+            # collection.
+            async with (
+                aclosing(_Requests(raw)) as requests,
+                self._statuses(context, call.method, lambda: requests.speaker),
+            ):
+                requests.check = self._authenticator.check(call, context)
+                await self._write_all(handler.stream_stream(requests, context), context)
+
         if handler.unary_unary:
-            behaviour = self._unary(handler.unary_unary, method)
-            return grpc.unary_unary_rpc_method_handler(behaviour, *codec)
+            return grpc.unary_unary_rpc_method_handler(unary, *codec)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(handler.unary_stream, method), *codec
-            )
+            return grpc.unary_stream_rpc_method_handler(stream, *codec)
         if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(
-                self._upload(handler.stream_stream, method), *codec
-            )
+            return grpc.stream_stream_rpc_method_handler(upload, *codec)
         return handler
 
-    def _unary(
-        self, inner: Callable[..., Awaitable[Any]], method: str
-    ) -> Callable[..., Awaitable[Any]]:
-        async def behaviour(request: Any, context: Any) -> Any:
-            try:
-                return await inner(_readable(request), context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:  # noqa: BLE001 -- the one place that maps them all
-                await self._abort(error, context, method, speaker_of(request))
+    def _check(self, request: Any, call: Any, context: Any) -> None:
+        readable = _readable(request)
+        self._authenticator.check(call, context)(readable)
 
-        return behaviour
-
-    def _stream(
-        self, inner: Callable[..., AsyncGenerator[Any, None]], method: str
-    ) -> Callable[..., Awaitable[None]]:
-        async def behaviour(request: Any, context: Any) -> None:
-            try:
-                await self._write_all(inner(_readable(request), context), context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:  # noqa: BLE001 -- the one place that maps them all
-                await self._abort(error, context, method, speaker_of(request))
-
-        return behaviour
-
-    def _upload(
-        self, inner: Callable[..., AsyncGenerator[Any, None]], method: str
-    ) -> Callable[..., Awaitable[None]]:
-        """Like `_stream`, and close the requests of an upload when it ends.
-
-        gRPC's iterator is part of a reference cycle and holds the newest request, a chunk of up to
-        a megabyte. If left open, each finished upload keeps it until the next garbage collection.
-        """
-
-        async def behaviour(raw: Any, context: Any) -> None:
-            requests = _Requests(raw)
-            try:
-                await self._write_all(inner(requests, context), context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:  # noqa: BLE001 -- the one place that maps them all
-                await self._abort(error, context, method, requests.speaker)
-            finally:
-                await requests.aclose()
-
-        return behaviour
+    @asynccontextmanager
+    async def _statuses(
+        self, context: Any, method: str, speaker: Callable[[], str]
+    ) -> AsyncIterator[None]:
+        """Abort the call with the status of an exception."""
+        try:
+            yield
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # the one place that maps them all
+            code, reason, name = status_of(error), reason_of(error), method.rsplit("/", 1)[-1]
+            text = str(error)[:MAX_DETAIL]
+            if code is grpc.StatusCode.INTERNAL:
+                log.error("call failed", extra={"method": name}, exc_info=error)
+                text = "internal error; the coordinator's log has the details"
+            self._refusals.count(speaker(), reason, text, method=name)
+            await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
 
     async def _write_all(self, responses: AsyncGenerator[Any, None], context: Any) -> None:
         async with aclosing(responses):
@@ -118,16 +115,6 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                 except grpc.aio.InternalError as error:  # a batch failed: the client is gone
                     log.debug("a client went away while it was answered", exc_info=error)
                     return
-
-    async def _abort(self, error: Exception, context: Any, method: str, client: str) -> None:
-        code, reason = status_of(error), reason_of(error)
-        if code is grpc.StatusCode.INTERNAL:
-            log.error("call failed", extra={"method": method}, exc_info=error)
-            text = "internal error; the coordinator's log has the details"
-        else:
-            text = str(error)[:MAX_DETAIL]
-        self._refusals.count(client, reason, text, method=method)
-        await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
 
 
 def _deserializer(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -149,10 +136,11 @@ def _readable(request: Any) -> Any:
 
 
 class _Requests:
-    """The requests of an upload; raises at the first unreadable one."""
+    """The requests of an upload; raises at the first unreadable or unauthenticated one."""
 
     def __init__(self, requests: Any) -> None:
         self._requests = aiter(requests)
+        self.check: Callable[[Any], None] = lambda _request: None
         self.speaker = ""  # the client that its header names
 
     def __aiter__(self) -> "_Requests":
@@ -161,6 +149,7 @@ class _Requests:
     async def __anext__(self) -> Any:
         request = _readable(await anext(self._requests))
         self.speaker = self.speaker or speaker_of(request)
+        self.check(request)
         return request
 
     async def aclose(self) -> None:

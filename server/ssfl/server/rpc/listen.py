@@ -17,7 +17,7 @@ from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import MAX_METADATA_BYTES, MAX_STREAMS, Limits, connections_that_fit
 from ssfl.server.loop.refusals import Refusals
 from ssfl.server.rpc.admin import AdminService
-from ssfl.server.rpc.auth import IdentityInterceptor
+from ssfl.server.rpc.auth import Authenticator
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
@@ -75,10 +75,10 @@ class Listener:
         token, mutual = (security.token, security.mutual) if security else ("", False)
         service = service_for(config, coordinator, names_proven=mutual)
         self.uploads = service.uploads
-        identity = IdentityInterceptor(token=token, certificates=mutual)
-        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s)
+        authenticator = Authenticator(token=token, certificates=mutual)
+        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s, authenticator)
         self._clients = grpc.aio.server(
-            interceptors=[status, identity],
+            interceptors=[status],
             options=client_options(connections_that_fit(config.max_connections)),
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._clients)
@@ -87,10 +87,12 @@ class Listener:
         name = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
-        operator = IdentityInterceptor(certificates=mutual, admin=True)
         # Refusals on the admin port are logged, but not counted as refusals of clients.
-        slips = StatusInterceptor(Refusals(coordinator.clock, lambda _name: False))
-        self._admin = grpc.aio.server(interceptors=[slips, operator], options=OPTIONS)
+        slips = StatusInterceptor(
+            Refusals(coordinator.clock, lambda _name: False),
+            authenticator=Authenticator(certificates=mutual, admin=True),
+        )
+        self._admin = grpc.aio.server(interceptors=[slips], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(coordinator, str(config.out_dir)), self._admin
         )
@@ -100,17 +102,29 @@ class Listener:
     async def start(self) -> None:
         """Listen; raise ProgramError(PORT_IN_USE) if a port is not available."""
         config = self._config
-        self.port = _bind(self._clients, config.host, config.port, "--port", self._credentials())
+        self.port = self._bind(self._clients, config.host, config.port, "--port")
         self._connections.port = self.port
-        self.admin_port = _bind(
-            self._admin, config.admin_host, config.admin_port, "--admin-port", self._credentials()
+        self.admin_port = self._bind(
+            self._admin, config.admin_host, config.admin_port, "--admin-port"
         )
         await self._clients.start()
         await self._admin.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    def _credentials(self) -> grpc.ServerCredentials | None:
-        return self._security.credentials if self._security else None
+    def _bind(self, server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            _try(host, port)  # gRPC does not report the reason
+            if self._security and (certificates := self._security.certificates):
+                return int(server.add_secure_port(address, certificates.server_credentials()))
+            return int(server.add_insecure_port(address))
+        except (OSError, RuntimeError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise ProgramError(
+                f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
+                f"free one (the host is set with {flag.replace('port', 'host')})",
+                ExitCode.PORT_IN_USE,
+            ) from error
 
     async def stop(self) -> None:
         """Refuse new calls and end open ones. Does nothing before `start`."""
@@ -125,41 +139,14 @@ def service_for(
 ) -> CoordinatorService:
     """Return the service that clients call."""
     receiver = UploadReceiver(
-        coordinator.spool,
-        coordinator.ledger,
-        coordinator.counters,
-        coordinator.refusals.count_error,
-        config.upload_slots,
-        config.run.no_progress_s,
-        coordinator.clock,
-        coordinator.disk_space,
-    )
+        coordinator.spool, coordinator.ledger, coordinator.counters,
+        coordinator.refusals.count_error, config.upload_slots, config.run.no_progress_s,
+        coordinator.clock, coordinator.disk_space,
+    )  # fmt: skip
     limits = Limits(config.max_clients, config.max_model_values)
     numbers = SessionNumbers(read_session_key(coordinator.directory))
     context = CallContext(coordinator, numbers, names_proven=names_proven)
     return CoordinatorService(context, receiver, config.reference_coding, limits)
-
-
-def _bind(
-    server: grpc.aio.Server,
-    host: str,
-    port: int,
-    flag: str,
-    credentials: grpc.ServerCredentials | None,
-) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        _try(host, port)  # gRPC does not report the reason
-        if credentials:
-            return int(server.add_secure_port(address, credentials))
-        return int(server.add_insecure_port(address))
-    except (OSError, RuntimeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ProgramError(
-            f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
-            f"free one (the host is set with {flag.replace('port', 'host')})",
-            ExitCode.PORT_IN_USE,
-        ) from error
 
 
 def _try(host: str, port: int) -> None:

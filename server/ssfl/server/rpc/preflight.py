@@ -35,11 +35,7 @@ OPEN_CHECKS = 16
 MEASURING = 2  # at once
 QUESTIONS, QUESTION_EVERY_S = 100, 0.1  # a burst, then one per interval
 MEASUREMENTS, MEASUREMENT_EVERY_S = 20, 10.0
-CONTROL = (
-    "question",
-    "answer",
-    "echo",
-)  # messages counted in the ledger; all others are measurements
+CONTROL = ("question", "answer", "echo")  # counted in the ledger; all others are measurements
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +126,7 @@ class Preflight:
                     raise InvalidRequest(f"noise of {len(request.noise)} bytes in one message")
                 if call.received > MAX_NOISE_BYTES:
                     raise InvalidRequest(f"more than {MAX_NOISE_BYTES} bytes of noise")
-                received = pb.CheckReceived(num_bytes=call.received)
-                yield pb.CheckResponse(received=received)
+                yield pb.CheckResponse(received=pb.CheckReceived(num_bytes=call.received))
             case "download":
                 self._begin_measuring(call)
                 async for response in self._download(request.download.num_bytes, call):
@@ -195,8 +190,8 @@ class Preflight:
             software=question.software,
         )
         alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
+        proven = self._context.names_proven
         try:
-            proven = self._context.names_proven
             client = request_checks.check_join(join, state, alive=alive, name_proven=proven)
             self._limits.check_room(client, state)
         except Refusal as refusal:
@@ -214,8 +209,6 @@ class Preflight:
 
 
 class _Call:
-    """Resources used by one check."""
-
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
         self.client_id = ""

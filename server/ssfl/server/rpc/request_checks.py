@@ -69,17 +69,20 @@ def check_join(
         raise InvalidRequest(f"a client must read {names}")
     if len(request.encodings) > MAX_ENCODINGS:
         raise InvalidRequest(f"a list of more than {MAX_ENCODINGS} encodings")
-    if len(request.class_counts) > MAX_CLASSES:
-        raise InvalidRequest(f"class counts of more than {MAX_CLASSES} classes")
-    if len(request.labels) > MAX_CLASSES:
-        raise InvalidRequest(f"labels of more than {MAX_CLASSES} classes")
+    for what, classes in (("class counts", request.class_counts), ("labels", request.labels)):
+        if len(classes) > MAX_CLASSES:
+            raise InvalidRequest(f"{what} of more than {MAX_CLASSES} classes")
     check_not_removed(client, state)
     member = state.members.get(client)
-    if member and not _owns(request.token, member):
+    # After a readmission no token owns the name.
+    if member and member.token and not hmac.compare_digest(request.token.hex(), member.token):
         if not name_proven:
             raise taken(client)
         if alive and not member.left:
-            raise present(client)
+            raise ClientIdTaken(
+                f"a client called {client} is already here: stop it first (a client that was "
+                "killed frees its name after 30 s), or give this one another name with --client-id"
+            )
     if client == "admin":
         raise InvalidRequest("the id admin is the operator's: choose another with --client-id")
     if member is None and _is_full(state) and not state.finished:
@@ -87,11 +90,6 @@ def check_join(
             f"this reproducible run has {state.settings.clients} clients, and all have joined"
         )
     return client
-
-
-def _owns(token: bytes, member: Member) -> bool:
-    """Return True if this token owns the name, or no token does (after a readmission)."""
-    return not member.token or hmac.compare_digest(token.hex(), member.token)
 
 
 def _is_full(state: RunState) -> bool:
@@ -135,14 +133,6 @@ def taken(client: ClientId) -> ClientIdTaken:
         "have that client's token: start it with the same --state-dir as before, or give it "
         "another name with --client-id. If the state directory is lost, ask the operator of the "
         f"coordinator to run `ssfl remove {client} --readmit`, then start it again"
-    )
-
-
-def present(client: ClientId) -> ClientIdTaken:
-    """Return the refusal of a name whose certificate is in use by a live client."""
-    return ClientIdTaken(
-        f"a client called {client} is already here: stop it first (a client that was killed "
-        "frees its name after 30 s), or give this one another name with --client-id"
     )
 
 

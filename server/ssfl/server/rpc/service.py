@@ -13,12 +13,12 @@ from ssfl.server.accounting.ledger import Direction, encoding_word
 from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.tasks import Ready, settings_to_message, task_for
 from ssfl.server.errors import InvalidRequest
-from ssfl.server.history.sample_warnings import SampleCounts
+from ssfl.server.history.run_log import SampleCounts
 from ssfl.server.loop.limits import Joins, Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.rpc.preflight import Preflight
-from ssfl.server.rpc.upload_handlers import UploadHandlers
+from ssfl.server.rpc.upload_service import UploadService
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
@@ -27,14 +27,13 @@ from ssfl.server.uploads.encoding_choice import reader_of
 from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.server.uploads.step_upload import open_step, outcome_of
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import coordinator_pb2_grpc
 
 log = logging.getLogger("ssfl.run")
 
 HEARTBEAT_S = 15.0
 
 
-class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
+class CoordinatorService(UploadService):
     """The service that clients call."""
 
     def __init__(
@@ -44,16 +43,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         reference_coding: str = "auto",
         limits: Limits | None = None,
     ) -> None:
-        self._context = context
-        self._run = context.run
+        self._limits = limits or Limits()
+        super().__init__(context, uploads, self._limits)
         self._counters = context.coordinator.counters
         self._clock = context.clock
-        self.uploads = uploads
-        self._limits = limits or Limits()
         self._joins = Joins(context.clock)
         self._joining: set[ClientId] = set()  # not in the journal yet
         self._samples = SampleCounts()
-        self._upload_handlers = UploadHandlers(context, uploads, self._limits)
         self._reference_coding = reference_coding
         self._preflight = Preflight(context, self._limits, uploads.num_slots, reference_coding)
         self._building = asyncio.Lock()
@@ -61,9 +57,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         run = self._run
         before = run.state.members.get(ClientId(request.client_id))
-        if (
-            before
-        ):  # known from before our restart: treat as alive until it has had time to reconnect
+        if before:  # after our restart it counts as alive until it has had time to reconnect
             self._context.presence.get(before.client, self._clock())
         alive = self._context.presence.alive(ClientId(request.client_id), self._clock())
         proven = self._context.names_proven
@@ -93,14 +87,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._samples.joined(client, before, run.state)
         failpoint("ack.join")
         self._context.presence.heard(client, self._clock())
-        self._context.bind_peer(client, context.peer())
+        self._context.coordinator.connections.belongs(context.peer(), client)
         state, manifest = run.state, run.manifest
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
-            log.info(
-                "client ready",
-                extra={"client": client, "values": reader.encoding_name(state.settings)},
-            )
+            values = reader.encoding_name(state.settings)
+            log.info("client ready", extra={"client": client, "values": values})
         response = pb.JoinResponse(
             run_id=state.run_id,
             session=session,
@@ -132,53 +124,36 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             async for response in self._send(ready, request, member):
                 yield response
 
-    def SendInitial(
-        self, requests: AsyncIterator[pb.SendInitialRequest], context: Any
-    ) -> AsyncIterator[pb.SendInitialResponse]:
-        return self._upload_handlers.initial(requests, context.peer())
-
-    def ReportSaliency(
-        self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any
-    ) -> AsyncIterator[pb.ReportSaliencyResponse]:
-        return self._upload_handlers.scores(requests, context.peer())
-
-    def SendUpdate(
-        self, requests: AsyncIterator[pb.SendUpdateRequest], context: Any
-    ) -> AsyncIterator[pb.SendUpdateResponse]:
-        return self._upload_handlers.update(requests, context.peer())
-
     async def ReportEvaluation(
         self, request: pb.ReportEvaluationRequest, context: Any
     ) -> pb.ReportEvaluationResponse:
         member = await self._context.member(request.caller, context.peer())
-        evaluations = [request.evaluation]
-        evaluations += [request.validation] if request.HasField("validation") else []
-        evaluations += [request.personal] if request.HasField("personal") else []
+        others = {
+            name: getattr(request, name)
+            for name in ("validation", "personal")
+            if request.HasField(name)
+        }
+        evaluations = [request.evaluation, *others.values()]
         request_checks.check_report(request.work_s, evaluations=evaluations)
-        self._context.ledger.count(
-            "evaluation", Direction.UP, request.ByteSize(), client=member.client
-        )
+        ledger, client = self._context.ledger, member.client
+        ledger.count("evaluation", Direction.UP, request.ByteSize(), client=client)
         reply = Reply.STEP_CLOSED
-        work = Work.PERSONALIZE if request.HasField("personal") else Work.EVALUATE
+        work = Work.PERSONALIZE if "personal" in others else Work.EVALUATE
         if open_step(self._run.state, request.step, work, member):
+            began_s, now_s = self._run.state.step_began_s, self._clock()
             report = {
                 "work_s": request.work_s,
                 "evaluation": evaluation_of(request.evaluation),
-                **self._context.task_times(member, request.step),
+                **self._context.presence.task_times(client, request.step, began_s, now_s),
+                **{name: evaluation_of(other) for name, other in others.items()},
             }
-            if request.HasField("validation"):
-                report["validation"] = evaluation_of(request.validation)
-            if request.HasField("personal"):
-                report["personal"] = evaluation_of(request.personal)
-            event = events.UploadReceived(request.step, member.client, "", report=report)
+            event = events.UploadReceived(request.step, client, "", report=report)
             reply = await self._run.post(event)
         if reply is Reply.STEP_CLOSED:
             self._counters.late += 1
         failpoint("ack.evaluation")
         response = pb.ReportEvaluationResponse(outcome=outcome_of(reply))
-        self._context.ledger.count(
-            "evaluation", Direction.DOWN, response.ByteSize(), client=member.client
-        )
+        ledger.count("evaluation", Direction.DOWN, response.ByteSize(), client=client)
         return response
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
@@ -196,13 +171,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if request.reason == pb.LEAVE_REASON_UNSPECIFIED:
             raise InvalidRequest("a reason to leave is missing")
         finished = request.reason == pb.LEAVE_REASON_FINISHED
-        if not finished:
+        if not finished and not member.left:
             why = request.detail[: request_checks.MAX_TEXT]
-            if not member.left:
-                log.warning("client leaves: %s", why, extra={"client": member.client})
+            log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._run.state.finished:
             raise InvalidRequest("the run is not finished")
-        await self._context.flush_socket_bytes()
+        await self._context.coordinator.connections.count()  # before its connection ends
         left = events.Left(member.client, finished, member.session)
         if await self._run.post(left) is Reply.CONFLICT:
             raise request_checks.session_ended(member)
@@ -211,9 +185,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._context.count_unary(request, response, member.client)
         return response
 
-    def Check(
-        self, requests: AsyncIterator[pb.CheckRequest], context: Any
-    ) -> AsyncIterator[pb.CheckResponse]:
+    def Check(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         return self._preflight.answer(requests, context.peer())
 
     def _session(self, client: ClientId, token: str, before: Member | None) -> int:
@@ -273,9 +245,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         elif task.offset:
             self._counters.resumes[Direction.DOWN] += 1
         elif task.step:
-            presence.asked_s = (
-                clock()
-            )  # restarted from byte 0: do not count the earlier attempt as send time
+            presence.asked_s = clock()  # from byte 0 again: the first attempt is not send time
             self._counters.retries += 1
         header = pb.NextTaskResponse(task=task)
         ledger.count(ready.phase, Direction.DOWN, header.ByteSize(), client=member.client)

@@ -24,10 +24,7 @@ _MAX_REPLACED = 16  # counts remembered for each client
 
 
 def read_session_key(directory: StateDirectory) -> bytes:
-    """Return the key of a state directory; create it if the directory has none.
-
-    Raise StateError for a file that cannot be a key.
-    """
+    """Return the key of a state directory; create it if the directory has none."""
     path = directory.session_key
     try:
         key = path.read_bytes()

@@ -1,43 +1,33 @@
 """The table of exceptions and their gRPC status codes."""
 
-import grpc
+from grpc import StatusCode
 
 from ssfl.codec.errors import ChecksumMismatch, CodecError, DigestMismatch
 from ssfl.method.errors import ManifestError
 from ssfl.server import errors
 from ssfl.server.loop.refusals import OUTLIER, REASONS
 
-STATUS: dict[type[Exception], grpc.StatusCode] = {
-    CodecError: grpc.StatusCode.INVALID_ARGUMENT,  # resending the same bytes cannot help
-    ChecksumMismatch: grpc.StatusCode.DATA_LOSS,  # damaged in transit: send again
-    DigestMismatch: grpc.StatusCode.DATA_LOSS,
-    ManifestError: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    errors.WrongName: grpc.StatusCode.PERMISSION_DENIED,
-    errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.ClientIdTaken: grpc.StatusCode.ALREADY_EXISTS,
-    errors.RunFull: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.Removed: grpc.StatusCode.PERMISSION_DENIED,
-    errors.DiskFull: grpc.StatusCode.UNAVAILABLE,
-    errors.TooManySamples: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.TooManyJoins: grpc.StatusCode.RESOURCE_EXHAUSTED,  # back off, then retry
-    errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.TooManyChecks: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.UnknownClient: grpc.StatusCode.NOT_FOUND,  # join again
-    errors.SessionEnded: grpc.StatusCode.ABORTED,
-    errors.ManifestMismatch: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.JoinAgain: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.StaleBase: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.UpdateConflict: grpc.StatusCode.ALREADY_EXISTS,
-    errors.NoProgress: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.SlotYielded: grpc.StatusCode.UNAVAILABLE,  # retry at once
-    errors.RunOver: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.IsPaused: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.NoMask: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.TooFewClients: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.ModelUnusable: grpc.StatusCode.FAILED_PRECONDITION,
+_BY_CODE: dict[StatusCode, tuple[type[Exception], ...]] = {
+    # Resending the same bytes cannot help.
+    StatusCode.INVALID_ARGUMENT: (CodecError, ManifestError, errors.InvalidRequest),
+    # The bytes were damaged in transit: send them again.
+    StatusCode.DATA_LOSS: (ChecksumMismatch, DigestMismatch),
+    StatusCode.UNAUTHENTICATED: (errors.Unauthenticated,),
+    StatusCode.PERMISSION_DENIED: (errors.WrongName, errors.Removed),
+    StatusCode.ALREADY_EXISTS: (errors.ClientIdTaken, errors.UpdateConflict),
+    StatusCode.NOT_FOUND: (errors.UnknownClient,),  # join again
+    StatusCode.ABORTED: (errors.SessionEnded,),
+    StatusCode.DEADLINE_EXCEEDED: (errors.NoProgress,),
+    # Back off, then retry; after SlotYielded, retry at once.
+    StatusCode.UNAVAILABLE: (errors.DiskFull, errors.SlotYielded),
+    StatusCode.RESOURCE_EXHAUSTED: (errors.TooManyJoins, errors.TooManyCalls, errors.TooManyChecks),
+    StatusCode.FAILED_PRECONDITION: (
+        *(errors.VersionUnsupported, errors.RunFull, errors.TooManySamples),
+        *(errors.ManifestMismatch, errors.JoinAgain, errors.StaleBase, errors.RunOver),
+        *(errors.IsPaused, errors.NoMask, errors.TooFewClients, errors.ModelUnusable),
+    ),
 }
+STATUS = {kind: code for code, kinds in _BY_CODE.items() for kind in kinds}
 
 
 def all_reasons() -> list[str]:
@@ -51,6 +41,6 @@ def all_reasons() -> list[str]:
     return sorted(found - {errors.Refusal.reason})  # the base class is never raised
 
 
-def status_of(error: Exception) -> grpc.StatusCode:
+def status_of(error: Exception) -> StatusCode:
     """Return the code of the closest listed ancestor of `error`; INTERNAL if none."""
-    return next((STATUS[k] for k in type(error).__mro__ if k in STATUS), grpc.StatusCode.INTERNAL)
+    return next((STATUS[k] for k in type(error).__mro__ if k in STATUS), StatusCode.INTERNAL)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import grpc
 
@@ -21,7 +20,6 @@ from ssfl.server.config import CoordinatorConfig
 log = logging.getLogger("ssfl.tls")
 
 WARN_EVERY_S = 24 * 3600.0
-Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +28,6 @@ class Security:
 
     certificates: "Certificates | None" = None
     token: str = ""
-
-    @property
-    def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials for one port; None without TLS."""
-        return self.certificates.server_credentials() if self.certificates else None
 
     @property
     def mutual(self) -> bool:
@@ -122,14 +115,9 @@ class Certificates:
             log.warning("%s", text)
         self._warned = now
 
-    def _look(self) -> Stamp:
-        files = (self._files.certificate, self._files.key, self._files.authorities)
-        return tuple(_stamp(file) for file in files if file)
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    def _look(self) -> object:
+        """Return a value that changes when a file is replaced or removed."""
+        try:
+            return self._files.stamp()
+        except OSError:
+            return None

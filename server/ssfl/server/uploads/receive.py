@@ -126,7 +126,7 @@ class UploadReceiver:
                 raise DigestMismatch(upload.payload.digest, b"")
             granted_s, from_byte = self._clock(), receiver.offset
             if from_byte:
-                self._counters.resumed()
+                self._counters.resumes[Direction.UP] += 1
             yield respond(grant=pb.Grant(offset=from_byte))
             await self._chunks(upload, requests, receiver, part, slot)
             upload.received(receiver.num_bytes - from_byte, self._clock() - granted_s)

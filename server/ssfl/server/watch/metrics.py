@@ -6,7 +6,7 @@ All three are immutable or copied, so the answering thread needs no lock.
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -18,6 +18,7 @@ from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, one
 from ssfl.server.accounting.ledger import CARRIED, CONNECTION, Direction
 from ssfl.server.accounting.memory import memory_limit_bytes, peak_memory_bytes
+from ssfl.server.history.timing import sending_s
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.status_codes import all_reasons
 from ssfl.server.run.state import Phase, RunState
@@ -41,21 +42,13 @@ class RunCollector(Collector):
     """The current series of a run."""
 
     def __init__(self, coordinator: Coordinator, uploads: UploadReceiver, out_dir: Path) -> None:
+        self._parts = coordinator
         self._out_dir = out_dir
         self._run = coordinator.run
-        self._history = coordinator.history
-        self._ledger = coordinator.ledger
-        self._counters = coordinator.counters
-        self._refusals = coordinator.refusals
-        self._presence = coordinator.presence
-        self._spool = coordinator.spool
-        self._directory = coordinator.directory
-        self._disk_space = coordinator.disk_space
-        self._clock = coordinator.clock
         self._uploads = uploads
 
     def collect(self) -> Iterator[Metric]:
-        state, now_s = self._run.state, self._clock()
+        state, now_s = self._run.state, self._parts.clock()
         yield build_info("coordinator")
         yield from self._run_series(state, now_s)
         yield from self._model(state)
@@ -66,14 +59,13 @@ class RunCollector(Collector):
         yield from self._disk_and_memory()
 
     def _run_series(self, state: RunState, now_s: float) -> Iterator[Metric]:
-        counters, stall, settings = self._counters, state.stall, state.settings
+        counters, stall, settings = self._parts.counters, state.stall, state.settings
         yield many(series.RUN_PHASE, {phase.value: state.phase is phase for phase in Phase})
         yield one(series.RUN_STALLED, stall is not None)
         yield one(series.RUN_STALLED_SECONDS, now_s - stall.since_s if stall else 0.0)
         yield one(series.RUN_MISSING, len(stall.missing) if stall else 0)
-        yield from maybe(
-            series.RUN_SECONDS_LEFT, seconds_left(state, self._history.seconds_per_round)
-        )
+        left = seconds_left(state, self._parts.history.seconds_per_round)
+        yield from maybe(series.RUN_SECONDS_LEFT, left)
         yield one(series.ROUNDS, state.rounds_done)
         yield one(series.ROUNDS_PLANNED, settings.rounds)
         if not settings.reproducible:
@@ -85,7 +77,7 @@ class RunCollector(Collector):
         yield one(series.RECOVERED, counters.recovered)
 
     def _model(self, state: RunState) -> Iterator[Metric]:
-        newest, manifest = self._history.newest, self._run.manifest
+        newest, manifest = self._parts.history.newest, self._run.manifest
         yield from maybe(series.ACCURACY, newest.get("pooled"))
         yield from maybe(series.LOSS, newest.get("loss"))
         if state.mask_digest:
@@ -98,102 +90,81 @@ class RunCollector(Collector):
             yield one(series.MASK_DENSITY, state.num_kept / manifest.num_masked)
 
     def _clients(self, state: RunState) -> Iterator[Metric]:
-        counters = self._counters
+        counters = self._parts.counters
         counts = Counter(client_state(state, client) for client in state.members)
         yield many(series.CLIENTS, {word: counts[word] for word in STATES})
-        again = {"no": counters.joined[False], "yes": counters.joined[True]}
-        yield many(series.JOINED, again)
+        yield many(series.JOINED, {"no": counters.joined[False], "yes": counters.joined[True]})
         yield many(series.SELECTED, {work.value: counters.selected[work.value] for work in Work})
         yield many(series.REPORTED, {work.value: counters.reported[work.value] for work in Work})
         yield one(series.LATE, counters.late)
         yield one(series.LOST, counters.lost)
 
     def _each_client(self, state: RunState, now_s: float) -> Iterator[Metric]:
-        shown = self._shown(state, now_s)
-        results = dict(self._counters.results)
-        yield many(
-            series.CLIENT_LAST_SEEN,
-            {
-                client: self._presence.silent_s(client, now_s)
-                for client in shown
-                if client_state(state, client) not in GONE
-            },
-        )
-        yield many(
-            series.CLIENT_UP,
-            {client: client_state(state, client) not in AWAY for client in shown},
-        )
-        waited_for = _waited_for(state)
+        shown, waited_for = self._shown(state, now_s), _waited_for(state)
+        words = {client: client_state(state, client) for client in shown}
+        here = [client for client in shown if words[client] not in GONE]
+        silent_s = self._parts.presence.silent_s
+        yield many(series.CLIENT_LAST_SEEN, {client: silent_s(client, now_s) for client in here})
+        yield many(series.CLIENT_UP, {client: words[client] not in AWAY for client in shown})
         yield many(series.CLIENT_PENDING, {client: client in waited_for for client in shown})
-        yield many(
-            series.CLIENT_SAMPLES,
-            {client: state.members[client].num_samples for client in shown},
-        )
-        known = {client: results[client] for client in shown if client in results}
-        phases = {
-            (client, phase): seconds
-            for client, result in known.items()
-            for phase, seconds in (
-                ("broadcast", result.broadcast_s),
-                ("training", result.work_s),
-                ("upload", result.upload_s),
-            )
-        }
+        samples = {client: state.members[client].num_samples for client in shown}
+        yield many(series.CLIENT_SAMPLES, samples)
+        phases: dict[tuple[str, str], float] = {}
+        speeds: dict[str, float] = {}
+        results = dict(self._parts.counters.results)
+        for client in shown:
+            if (report := results.get(client)) is None:
+                continue
+            phases[client, "broadcast"] = sending_s(report)
+            phases[client, "training"] = report["work_s"]
+            phases[client, "upload"] = report["upload_s"]
+            if report["upload_s"] > 0:
+                speeds[client] = report["upload_bytes"] / report["upload_s"]
         yield many(series.CLIENT_PHASE, phases)
-        yield many(
-            series.CLIENT_THROUGHPUT,
-            {
-                client: result.upload_bytes / result.upload_s
-                for client, result in known.items()
-                if result.upload_s > 0
-            },
-        )
+        yield many(series.CLIENT_THROUGHPUT, speeds)
 
     def _shown(self, state: RunState, now_s: float) -> list[ClientId]:
         """Return the clients to show: all or, if there are many, those that may delay the run."""
         members = sorted(state.members)
         if len(members) <= series.CLIENTS_SHOWN:
             return members
-        results, waited_for = dict(self._counters.results), _waited_for(state)
+        results, waited_for = dict(self._parts.counters.results), _waited_for(state)
         here = [client for client in members if client_state(state, client) not in GONE]
 
         def slowness(client: ClientId) -> tuple[bool, float]:
-            result = results.get(client)  # None: the client may never have finished
-            return client in waited_for, result.received_s if result else float("inf")
+            report = results.get(client, {})  # the client may never have finished
+            return client in waited_for, report.get("received_s", float("inf"))
 
         slow = sorted(here, key=slowness)
-        silent = sorted(here, key=lambda one: self._presence.silent_s(one, now_s))
+        silent = sorted(here, key=lambda one: self._parts.presence.silent_s(one, now_s))
         most = series.SLOWEST_SHOWN
         return sorted({*slow[-most:], *silent[-most:]})
 
     def _bytes(self) -> Iterator[Metric]:
-        counters = self._counters
-        rows = counters.bytes_since_start(self._ledger)
+        counters = self._parts.counters
+        rows = counters.bytes_since_start(self._parts.ledger)
         messages = [row for row in rows if row["phase"] != CONNECTION]
         for one_series, count in (
             (series.PAYLOAD_BYTES, "payload_bytes"),
             (series.MESSAGE_BYTES, "message_bytes"),
         ):
-            yield many(
-                one_series,
-                _FROM_ZERO
-                | {
-                    (row["direction"], row["phase"], row["encoding"]): row[count]
-                    for row in messages
-                    if row[count]
-                },
-            )
+            sent = {
+                (row["direction"], row["phase"], row["encoding"]): row[count]
+                for row in messages
+                if row[count]
+            }
+            yield many(one_series, _FROM_ZERO | sent)
         carried = {
             row["direction"]: row["socket_bytes"] for row in rows if row["phase"] == CONNECTION
         }
         nothing = {way.value: 0 for way in Direction}
         yield many(series.SOCKET_BYTES, nothing | carried)
-        yield many(series.DENSE_BYTES, nothing | _by_name(dict(counters.dense_bytes)))
-        yield many(series.DENSE_RATIO, _by_name(counters.ratios))
+        yield many(series.DENSE_BYTES, nothing | dict(counters.dense_bytes))
+        yield many(series.DENSE_RATIO, counters.ratios)
 
     def _trouble(self) -> Iterator[Metric]:
-        counters = self._counters
-        refused = dict.fromkeys(_REASONS, 0) | self._refusals.by_reason()
+        counters = self._parts.counters
+        refused = dict.fromkeys(_REASONS, 0) | self._parts.refusals.by_reason()
         yield many(series.REFUSALS, refused)
         yield many(series.RESUMES, {way.value: counters.resumes[way] for way in Direction})
         yield one(series.RETRIES, counters.retries)
@@ -201,26 +172,21 @@ class RunCollector(Collector):
 
     def _disk_and_memory(self) -> Iterator[Metric]:
         yield one(series.JOURNAL_BYTES, self._run.published_journal_bytes)
-        yield one(series.SPOOL_BYTES, self._spool.num_bytes)
+        yield one(series.SPOOL_BYTES, self._parts.spool.num_bytes)
         yield one(series.UPLOADS, self._uploads.slots.held)
         yield one(series.UPLOAD_SLOTS, self._uploads.num_slots)
         usage = {
             name: shutil.disk_usage(folder)
-            for name, folder in disks(self._directory, self._out_dir).items()
+            for name, folder in disks(self._parts.directory, self._out_dir).items()
         }
         yield many(series.DISK_FREE, {name: found.free for name, found in usage.items()})
         yield many(series.DISK_SIZE, {name: found.total for name, found in usage.items()})
-        yield one(series.DISK_FULL, bool(self._disk_space.blocked_at(self._clock())))
+        yield one(series.DISK_FULL, bool(self._parts.disk_space.blocked_at(self._parts.clock())))
         yield one(series.MEMORY_PEAK, peak_memory_bytes())
         yield one(series.MEMORY_LIMIT, memory_limit_bytes())
         yield from maybe(series.HEAP, heap_bytes())
 
 
 def _waited_for(state: RunState) -> set[ClientId]:
-    """Return the clients that the open step or the stalled run waits for."""
     pending = state.step.pending if state.step and state.step.closed is None else ()
     return {*pending, *(state.stall.missing if state.stall else ())}
-
-
-def _by_name(counts: Mapping[Direction, float]) -> dict[str, float]:
-    return {direction.value: counts[direction] for direction in Direction if direction in counts}

@@ -4,7 +4,7 @@ Documents are built on request, in the answering thread; the run does not call t
 current state is read from the published state, which is immutable. The past is read from the
 journal, so curves survive a restart. One request reads for at most READ_S, so that the first
 request for a long run is answered quickly; `history.read` is the share read so far. New entries
-come from the run itself (journal_follower.py).
+come from the run itself (live_entries.py).
 
 Never included: tokens, certificates, fingerprints, class counts and paths. Labels that sites share
 are shown as the reason for a new mask.
@@ -23,9 +23,9 @@ from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.dense_equivalent import has_own_masks
 from ssfl.server.accounting.memory import peak_memory_bytes
-from ssfl.server.history.journal_follower import Following
+from ssfl.server.history.live_entries import Following
 from ssfl.server.loop.coordinator import Coordinator
-from ssfl.server.report.run_view import RunView
+from ssfl.server.report.run_view import RunView, layer_rows
 from ssfl.server.run.state import Phase, RunState, Stall
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
@@ -45,15 +45,9 @@ class Documents:
     """Builds the documents of one run. Safe to call from any thread."""
 
     def __init__(self, coordinator: Coordinator, recent: LogBuffer, out_dir: Path) -> None:
+        self._parts = coordinator
         self._out_dir = out_dir
         self._run = run = coordinator.run
-        self._history = coordinator.history
-        self._ledger = coordinator.ledger
-        self._refusals = coordinator.refusals
-        self._presence = coordinator.presence
-        self._directory = coordinator.directory
-        self._disk_space = coordinator.disk_space
-        self._clock = coordinator.clock
         self._recent = recent
         self._started = time.time()
         settings = run.state.settings
@@ -69,21 +63,25 @@ class Documents:
     def history_mark(self) -> str:
         """Read new history entries; return a mark that changes with the documents."""
         with self._lock:
-            self._read()
+            for _, name, entry in self._following.entries(READ_S):
+                self._num_entries += 1
+                self._view.add(name, entry)
+                if name == "rounds":
+                    self._newest.update((row["client"], row) for row in entry["clients"])
             return f"{self._started:.3f}-{self._num_entries}"
 
     def status(self) -> Document:
         """Return the phase of the run, its clients and its results so far."""
         run = self._run
-        state, history, manifest = run.state, self._history, run.manifest
+        state, history, manifest = run.state, self._parts.history, run.manifest
         stop, num_values = run.published_journal_bytes, manifest.size if manifest else 0
         mark = self.history_mark()
         with self._lock:
             read = self._following.read_bytes
             num_masks = self._view.num_masks
-            sent = self._view.bytes(self._ledger.rows(), num_values)
+            sent = self._view.bytes(self._parts.ledger.rows(), num_values)
         masked = manifest.num_masked if manifest else 0
-        places = disks(self._directory, self._out_dir).values()
+        places = disks(self._parts.directory, self._out_dir).values()
         usage = min(map(shutil.disk_usage, places), key=lambda one: one.free / max(1, one.total))
         newest = history.newest
         return {
@@ -114,12 +112,12 @@ class Documents:
             },
             "clients": self._counts(state),
             "bytes": sent,
-            "refusals": self._refusals.by_reason(),
+            "refusals": self._parts.refusals.by_reason(),
             "memory": {"peak_bytes": peak_memory_bytes()},
             "disk": {
                 "free_bytes": usage.free,
                 "size_bytes": usage.total,
-                "full": bool(self._disk_space.blocked_at(self._clock())),
+                "full": bool(self._parts.disk_space.blocked_at(self._parts.clock())),
             },
             "history": {
                 "mark": mark,
@@ -130,17 +128,11 @@ class Documents:
         }
 
     def clients(
-        self,
-        filter: str = "",
-        state: str = "",
-        sort: str = "name",
-        descending: bool = False,
-        offset: int = 0,
-        limit: int = 50,
+        self, filter: str, state: str, sort: str, descending: bool, offset: int, limit: int
     ) -> Document:
         """Return a sorted page of the clients with `filter` in their name and in `state`."""
-        run, now_s = self._run.state, self._clock()
-        refused = self._refusals.by_client()
+        run, now_s = self._run.state, self._parts.clock()
+        refused = self._parts.refusals.by_client()
         rows = [
             self._client(run, client, now_s, refused)
             for client in run.members
@@ -161,18 +153,18 @@ class Documents:
     def rounds(self, points: int) -> Document:
         """Return the curves, downsampled to `points` points."""
         with self._lock:
-            curve, evaluations = self._view.curve(), self._view.evaluations()
+            curve, evaluations = self._view.curve.points(), self._view.evaluations.points()
         return {"curve": thinned(curve, points), "evaluations": thinned(evaluations, points)}
 
     def timeline(self) -> Document:
         """Return the newest rounds by client."""
         with self._lock:
-            return {"rounds": self._view.timeline()}
+            return {"rounds": list(self._view.timeline)}
 
     def layers(self) -> Document:
         """Return the kept weights of the newest mask by tensor, and when masks were agreed."""
         with self._lock:
-            return {"layers": self._view.layers(), "masks": self._view.masks()}
+            return {"layers": layer_rows(self._view.layers), "masks": list(self._view.masks)}
 
     def events(self, after: int) -> Document:
         """Return the newest log records after number `after`."""
@@ -180,18 +172,10 @@ class Documents:
         newest = found[-1]["number"] if found else min(after, self._recent.last_number)
         return {"events": found, "last": newest}
 
-    def _read(self) -> None:
-        """Read new history entries for at most READ_S."""
-        for _, name, entry in self._following.entries(READ_S):
-            self._num_entries += 1
-            self._view.add(name, entry)
-            if name == "rounds":
-                self._newest.update((row["client"], row) for row in entry["clients"])
-
     def _client(
         self, state: RunState, client: ClientId, now_s: float, refused: Mapping[str, int]
     ) -> Document:
-        presence, newest = self._presence.look(client), self._newest.get(client, {})
+        presence, newest = self._parts.presence.look(client), self._newest.get(client, {})
         sent, took_s = newest.get("upload_bytes"), newest.get("upload_s")
         return {
             "name": client,
@@ -218,7 +202,7 @@ class Documents:
             "missing": list(stall.missing[:MAX_NAMES]),
             "num_missing": len(stall.missing),
             "unblock": stall.unblock,
-            "seconds": self._clock() - stall.since_s,
+            "seconds": self._parts.clock() - stall.since_s,
         }
 
     def _step(self, state: RunState) -> Document | None:
@@ -232,7 +216,7 @@ class Documents:
             "attempt": step.attempt,
             "asked": len(step.cohort),
             "reported": len(step.uploads),
-            "seconds": self._clock() - began_s if began_s else None,
+            "seconds": self._parts.clock() - began_s if began_s else None,
         }
 
 

@@ -9,6 +9,7 @@ A document that has not changed since the ETag in If-None-Match is answered with
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.resources import files
 
@@ -79,11 +80,9 @@ def page_routes(documents: Documents) -> dict[str, Route]:
 
 
 def _with_headers(route: Route) -> Route:
-    """Return the route with security headers added to its answers."""
-
     def answer(request: Request) -> Response:
         found = route(request)
-        return Response(found.content_type, found.body, found.status, {**HEADERS, **found.headers})
+        return replace(found, headers={**HEADERS, **found.headers})
 
     return answer
 

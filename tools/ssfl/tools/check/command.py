@@ -8,8 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from rich.console import Console
 
-from ssfl.client.access import Access, read_access
-from ssfl.client.config import CLIENT_ID, ClientConfig, client_id_of, settings_elsewhere
+from ssfl.client.config import (
+    CLIENT_ID,
+    Access,
+    ClientConfig,
+    client_id_of,
+    read_access,
+    settings_elsewhere,
+)
 from ssfl.method.errors import ManifestError, SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
@@ -203,8 +209,8 @@ def _token(config: CheckConfig, client_id: str) -> bytes:
 
 def _read_settings(report: CheckReport, answer: pb.CheckAnswer) -> CheckResult:
     """Read the run's settings as a client does."""
+    from ssfl.client.coding import read_settings
     from ssfl.client.errors import Refused
-    from ssfl.client.run_settings import read_settings
 
     try:
         run = report.settings = read_settings(answer.settings)

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from ssfl.client.access import Access
+from ssfl.client.config import Access
 from ssfl.client.connection import open_channel, stub_for
 from ssfl.client.errors import reason_of
 from ssfl.datasets.wording import plural

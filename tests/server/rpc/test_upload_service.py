@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.run_loop_harness import DEADLINE_S, caller_of, conduct, context_of
+from server.run_loop_harness import DEADLINE_S, NoPeer, caller_of, conduct, context_of
 from server.step_harness import receiver_of
 from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
@@ -21,7 +21,7 @@ from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues, InvalidRequest, JoinAgain, ManifestMismatch, ModelUnusable
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
-from ssfl.server.rpc.upload_handlers import UploadHandlers
+from ssfl.server.rpc.upload_service import UploadService
 from ssfl.server.run import events
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -44,9 +44,9 @@ async def join(coordinator: Coordinator, client: ClientId, manifest: Manifest) -
     await coordinator.run.post(events.Joined(client, "t", 10, manifest.digest.hex(), "cpu"))
 
 
-def handlers_of(coordinator: Coordinator, limits: Limits | None = None) -> UploadHandlers:
+def handlers_of(coordinator: Coordinator, limits: Limits | None = None) -> UploadService:
     uploads = receiver_of(coordinator)
-    return UploadHandlers(context_of(coordinator), uploads, limits)
+    return UploadService(context_of(coordinator), uploads, limits or Limits())
 
 
 async def describe(
@@ -55,7 +55,7 @@ async def describe(
     manifest: Manifest,
     initial: Vector,
     limits: Limits | None = None,
-    handlers: UploadHandlers | None = None,
+    handlers: UploadService | None = None,
 ) -> transfer_pb2.Outcome:
     """Answer INITIALIZE for a client; return the outcome."""
     caller = caller_of(coordinator, client)
@@ -72,7 +72,7 @@ async def describe(
         yield pb.SendInitialRequest(chunk=chunk)
 
     handlers = handlers or handlers_of(coordinator, limits)
-    answers = [answer async for answer in handlers.initial(requests())]
+    answers = [answer async for answer in handlers.SendInitial(requests(), NoPeer())]
     return answers[-1].receipt.outcome
 
 

@@ -13,58 +13,54 @@ from ssfl.server.uploads.answers import ScoreUpload, UpdateUpload
 from ssfl.server.uploads.receive import Upload, UploadReceiver, first
 from ssfl.server.uploads.step_upload import UploadServices
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import transfer_pb2
+from ssfl.v1 import coordinator_pb2_grpc, transfer_pb2
 
 
-class UploadHandlers:
+class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Answers SendInitial, ReportSaliency and SendUpdate."""
 
-    def __init__(
-        self, context: CallContext, receiver: UploadReceiver, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, context: CallContext, uploads: UploadReceiver, limits: Limits) -> None:
         parts = context.coordinator
         self._context = context
         self._run = parts.run
-        self._receiver = receiver
+        self.uploads = uploads
         self._services = UploadServices(
             parts.run, parts.spool, parts.counters, parts.presence.task_times, context.models
         )
-        self._descriptions = ModelDescriptions(
-            parts.run, parts.spool, parts.store, limits or Limits()
-        )
+        self._descriptions = ModelDescriptions(parts.run, parts.spool, parts.store, limits)
 
-    async def initial(
-        self, requests: AsyncIterator[pb.SendInitialRequest], peer: str = ""
+    async def SendInitial(
+        self, requests: AsyncIterator[pb.SendInitialRequest], context: Any
     ) -> AsyncIterator[pb.SendInitialResponse]:
         """Receive the answer to INITIALIZE."""
-        request, member = await self._header(requests, InitialUpload.phase, peer)
+        request, member = await self._header(requests, InitialUpload.phase, context)
         request_checks.check_ready(member, self._run.state)
         upload = InitialUpload.admit(self._descriptions, member, request.header)
         if isinstance(upload, InitialUpload):
             if upload.follows_from_seed:
-                with self._context.open_call(member), self._receiver.refused_if_full():
+                with self._context.open_call(member), self.uploads.refused_if_full():
                     upload = await upload.commit_model()
             else:
                 upload.check_payload()
         async for response in self._answers(upload, member, requests, pb.SendInitialResponse):
             yield response
 
-    async def scores(
-        self, requests: AsyncIterator[pb.ReportSaliencyRequest], peer: str = ""
+    async def ReportSaliency(
+        self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any
     ) -> AsyncIterator[pb.ReportSaliencyResponse]:
         """Receive the answer to SCORE."""
-        request, member = await self._header(requests, ScoreUpload.phase, peer)
+        request, member = await self._header(requests, ScoreUpload.phase, context)
         request_checks.check_num_samples(member.client, request.header.num_samples)
         request_checks.check_report(request.header.work_s)
         upload = await ScoreUpload.admit(self._services, member, request.header)
         async for response in self._answers(upload, member, requests, pb.ReportSaliencyResponse):
             yield response
 
-    async def update(
-        self, requests: AsyncIterator[pb.SendUpdateRequest], peer: str = ""
+    async def SendUpdate(
+        self, requests: AsyncIterator[pb.SendUpdateRequest], context: Any
     ) -> AsyncIterator[pb.SendUpdateResponse]:
         """Receive the answer to TRAIN."""
-        request, member = await self._header(requests, UpdateUpload.phase, peer)
+        request, member = await self._header(requests, UpdateUpload.phase, context)
         header = request.header
         request_checks.check_num_samples(member.client, header.num_samples)
         tested = (header.base_evaluation, header.personal_evaluation)
@@ -76,13 +72,13 @@ class UploadHandlers:
             yield response
 
     async def _header(
-        self, requests: AsyncIterator[Any], phase: str, peer: str
+        self, requests: AsyncIterator[Any], phase: str, context: Any
     ) -> tuple[Any, Member]:
         """Return the first message of an upload, counted, and the member that sent it."""
         request = await first(requests, self._run.state.settings.no_progress_s)
         booked = self._context.client_or_blank(request.caller)
         self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=booked)
-        return request, await self._context.member(request.caller, peer)
+        return request, await self._context.member(request.caller, context.peer())
 
     async def _answers(
         self,
@@ -96,5 +92,5 @@ class UploadHandlers:
             yield self._context.count_down(respond(receipt=upload), member.client)
             return
         with self._context.open_call(member):
-            async for response in self._receiver.receive(upload, requests, respond):
+            async for response in self.uploads.receive(upload, requests, respond):
                 yield self._context.count_down(response, member.client)

@@ -11,9 +11,8 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.server.history import live_entries
 from ssfl.server.history.history_file import Follower
-from ssfl.server.history.journal_follower import Following
-from ssfl.server.history.live_entries import HistoryEntry, LiveEntries
-from ssfl.server.history.run_history import Newest
+from ssfl.server.history.live_entries import Following, LiveEntries
+from ssfl.server.history.run_history import HistoryEntry, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.journal import Journal
 
@@ -39,7 +38,7 @@ class Run:
             fact = facts.from_json(record)
             self.story.add(fact)
             if isinstance(fact, facts.StepCommitted) and (entry := self.story.newest_entry):
-                self.live_entries.add(HistoryEntry(fact.step, *entry), self.published_journal_bytes)
+                self.live_entries.add(entry, self.published_journal_bytes)
 
 
 @pytest.fixture(scope="module")

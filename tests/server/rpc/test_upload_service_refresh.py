@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.run_loop_harness import SETTINGS, conduct
-from server.step_harness import C1, C2, NUM_SAMPLES, Steps, Vector, announced, stream, word
+from server.run_loop_harness import SETTINGS, NoPeer, conduct
+from server.step_harness import C1, C2, NUM_SAMPLES, Steps, Vector, announced, stream
 from ssfl.codec import values_only
 from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
@@ -157,7 +157,7 @@ def test_scores_of_the_initial_weights_are_refused_for_trained_weights(
         )
         request = pb.ReportSaliencyRequest(caller=steps.caller(C1), header=header)
         with pytest.raises(StaleBase, match="scores are for other weights"):
-            _ = [word(one) async for one in steps.handlers.scores(stream(request))]
+            _ = [one async for one in steps.service.ReportSaliency(stream(request), NoPeer())]
         assert (await steps.scores(announced(data, DENSE), data))[-1] == "accepted"
 
     play(tmp_path, manifest, part)
