@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks import environment
 from benchmarks.async_client import MUST_READ, AsyncClient
 from benchmarks.coordinator_process import Coordinator, coordinator
-from benchmarks.many_clients import _allow_files
+from benchmarks.many_clients import allow_files
 from benchmarks.workload import digest
 
 from ssfl.codec import MAX_CHUNK_BYTES, blocks, reference, scores, values_only
@@ -249,7 +249,7 @@ def main() -> int:
     parser.add_argument("--no-plot", action="store_true")
     args = parser.parse_args()
     numbers = [int(number) for number in args.clients.split(",")]
-    _allow_files(4 * max(numbers) + 500)
+    allow_files(4 * max(numbers) + 500)
     manifest, began_s, runs = resnet18(args.width), time.monotonic(), []
     for form in args.forms.split(","):
         uploads = PreparedUploads(manifest, coded=form == "coded")
