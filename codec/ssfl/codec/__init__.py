@@ -12,22 +12,6 @@ specifies every byte.
 [1.0, -2.0, 0.5]
 """
 
-from ssfl.codec import (
-    bfloat16,
-    bitmask,
-    blocks,
-    choose,
-    coo,
-    csr,
-    dense,
-    grid,
-    int8,
-    masks,
-    reference,
-    scores,
-    sorted_bits,
-    values_only,
-)
 from ssfl.codec.chunks import MAX_CHUNK_BYTES, ChunkSizer, Receiver, pieces
 from ssfl.codec.contract import Encoding, SparseVector
 from ssfl.codec.errors import (
@@ -57,19 +41,5 @@ __all__ = [
     "TrailingBytes",
     "TruncatedPayload",
     "UnfitValues",
-    "bfloat16",
-    "bitmask",
-    "blocks",
-    "choose",
-    "coo",
-    "csr",
-    "dense",
-    "grid",
-    "int8",
-    "masks",
     "pieces",
-    "reference",
-    "scores",
-    "sorted_bits",
-    "values_only",
 ]

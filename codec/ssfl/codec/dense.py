@@ -45,7 +45,7 @@ class Dense(Encoding):
             yield values_only.encode(block)
 
     def unpack(
-        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
+        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None, /
     ) -> SparseVector:
         values = values_only.decode(payload, size)
         words = values.view(np.uint32)  # -0.0 and +0.0 differ

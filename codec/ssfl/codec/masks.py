@@ -20,7 +20,6 @@ def packed_bytes(size: int) -> int:
 
 def checked(bits: Buffer, size: int) -> bytes:
     """Return `bits` as bytes; raise MaskError unless they are a mask of `size` coordinates."""
-    bits = memoryview(bits).cast("B")
     if len(bits) != packed_bytes(size):
         raise MaskError(f"{len(bits)} bytes for a mask of {size} coordinates")
     if size % 8 and bits[-1] >> (size % 8):

@@ -11,14 +11,13 @@ highest plane.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec import planes
 from ssfl.codec.blocks import Floats, Words
-from ssfl.codec.sections import SectionReader, SectionWriter
+from ssfl.codec.sections import SectionReader
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN = np.int32(31)
@@ -40,10 +39,10 @@ class Reference:
     ) -> int:
         ordered = _ordered(values)
         ordered -= _ordered(reference)  # modulo 2^32, as numpy's integers are
-        return planes.write(zigzag(ordered), SectionWriter(), out)
+        return planes.write(zigzag(ordered), out)
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        codes = cast(npt.NDArray[np.uint32], planes.read(reader, reference.size, np.uint32))
+        codes = planes.read(reader, reference.size, np.uint32)
         ordered = unzigzag(codes)
         ordered += _ordered(reference)
         return _bits_in_order(ordered).view(np.float32)
