@@ -16,7 +16,6 @@ Reading never unpickles. Any other file raises ShardError.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.archive import MEMORY_ADVICE, read_archive
-from ssfl.datasets.errors import ShardError
+from ssfl.datasets.errors import ShardError, errors_of
+from ssfl.datasets.memory import first_not_finite
 from ssfl.datasets.wording import format_bytes, join_names
 from ssfl.durable.files import atomic_file
 
@@ -41,7 +41,6 @@ MAKE_SHARDS = "make some with: ssfl shards"
 MAX_OMITTED_ZEROS = 5  # leading zeros of the number in a name
 MAX_NUM_CLASSES = 1_000_000  # num_classes becomes the width of a network
 _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
-_BLOCK_BYTES = 1 << 26  # checked for NaN at a time
 _EMPTY: Array = np.empty(0)
 
 
@@ -199,9 +198,8 @@ def shard_names(folder: Path) -> list[str]:
 def read_shard(path: Path) -> Shard:
     """Return the shard in a file; raise ShardError naming the file and the problem."""
     try:
-        return _parse_shard(read_archive(path, ARRAYS, OPTIONAL))
-    except ShardError as error:
-        raise ShardError(f"{path}: {error}") from error
+        with errors_of(path):
+            return _parse_shard(read_archive(path, ARRAYS, OPTIONAL))
     except MemoryError as error:  # one-byte pixels become four-byte floats
         raise ShardError(
             f"{path}: the file has {format_bytes(path.stat().st_size)}, and its arrays take more "
@@ -311,21 +309,11 @@ def check_pair(part: str, x: Array, y: Array, num_classes: int) -> None:
     if len(x) != len(y):
         raise ShardError(f"{part}_x has {len(x)} samples but {part}_y has {len(y)} labels")
     for name, array in ((f"{part}_x", x), (f"{part}_y", y)):
-        for start, block in _blocks(array):
-            finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
-            if not finite.all():
-                broken = start + int(np.argmin(finite))
-                raise ShardError(f"{name} holds NaN or infinity, first in sample {broken}")
+        broken = first_not_finite(array)
+        if broken is not None:
+            raise ShardError(f"{name} holds NaN or infinity, first in sample {broken}")
     if num_classes and len(y) and not 0 <= y.min() <= y.max() < num_classes:
         raise ShardError(
             f"{part}_y holds labels {y.min()} … {y.max()}, "
             f"but {num_classes} classes are 0 … {num_classes - 1}"
         )
-
-
-def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
-    """Yield blocks of rows of an array of floats; nothing for an array of integers."""
-    if array.dtype.kind == "f" and array.size:
-        rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
-        for start in range(0, len(array), rows):
-            yield start, array[start : start + rows]
