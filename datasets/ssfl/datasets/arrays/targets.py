@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssfl.datasets.class_or_number import ASK_FOR_TARGET, are_classes
 from ssfl.datasets.data_set import Array
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.guesses import (
+    ASK_FOR_TARGET,
+    EQUAL_WHEN_STRIPPED,
+    are_classes,
+    equal_when_stripped,
+)
 from ssfl.datasets.memory import first_not_finite
-from ssfl.datasets.text_columns import EQUAL_WHEN_STRIPPED, equal_when_stripped
 from ssfl.datasets.wording import class_name, join_names
 
 Columns = list[tuple[str, Array]]  # the name of each array, for messages, and its labels

@@ -20,9 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import PartitionError
-from ssfl.datasets.shards.dirichlet import dirichlet
-from ssfl.datasets.shards.draw import draw_classes
-from ssfl.datasets.shards.grouping import narrow, order_by, split_by
+from ssfl.datasets.shards.draw import dirichlet, draw_classes, narrow, order_by, split_by
 from ssfl.datasets.wording import plural
 from ssfl.method.streams import Stream
 

@@ -52,6 +52,12 @@ class Cells:
     def __len__(self) -> int:
         return len(self.values)
 
+    def places_in(self, words: tuple[str, ...]) -> npt.NDArray[np.int64]:
+        """Return the place of each text cell in `words`, -1 if it is not there."""
+        places = {word: place for place, word in enumerate(words)}
+        known = np.array([places.get(word, -1) for word in self.words] or [-1], dtype=np.int64)
+        return known[self.values]
+
     def select(self, rows: npt.NDArray[np.bool_]) -> "Cells":
         """Return the cells of the selected rows."""
         return Cells(self.values[rows], self.missing[rows], self.words)

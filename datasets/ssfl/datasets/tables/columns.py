@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.guesses import are_dates, are_local_numbers
 from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
-from ssfl.datasets.text_columns import are_dates, are_local_numbers
 from ssfl.datasets.wording import join_names
 
 LABELS = ("label", "target", "class", "y", "outcome")
@@ -60,9 +60,8 @@ def _find(table: Table, name: str, flag: str) -> str:
     if name in by_name:
         return by_name[name]
     close = difflib.get_close_matches(name, by_name, n=3)
-    hint = (
-        f"did you mean {' or '.join(close)}?" if close else f"there are: {join_names(table.names)}"
-    )
+    names = f"there are: {join_names(table.names)}"
+    hint = f"did you mean {' or '.join(close)}?" if close else names
     raise SourceError(f"{table.path}: {flag} {name}: there is no such column; {hint}")
 
 
@@ -151,13 +150,16 @@ class ColumnSurvey:
         """True if all cells hold the same number."""
         return self.low == self.high
 
+    def error(self, problem: str) -> SourceError:
+        """Return an error of this column; the problem begins with a verb."""
+        return SourceError(f"{self.path}: column {self.name} {problem}")
+
     def _refuse_infinity(self, cells: Cells) -> None:
         infinite = np.flatnonzero(np.isinf(cells.values) & ~cells.missing)
         if infinite.size:
-            raise SourceError(
-                f"{self.path}: column {self.name} holds infinity in row "
-                f"{self.rows + int(infinite[0]) + 1}; repair it, or leave the column out "
-                f"with {ignore_flag(self.name)}"
+            raise self.error(
+                f"holds infinity in row {self.rows + int(infinite[0]) + 1}; repair it, or leave "
+                f"the column out with {ignore_flag(self.name)}"
             )
 
     def _add_moments(self, values: npt.NDArray[np.float64]) -> None:
@@ -196,29 +198,24 @@ class ColumnSurvey:
         else:
             is_id, advice = distinct >= _ID_ROWS, f"leave it out with {ignore_flag(self.name)}"
         looks_like_id = distinct == self.count and is_id
+        example = f"such as {min(self.values, default='')!r}"
         if self.values and are_dates(self.values):
-            raise SourceError(
-                f"{self.path}: column {self.name} holds dates, such as {min(self.values)!r}, not "
-                f"numbers; {advice}, or convert it to numbers first"
+            advice = f"{advice}, or convert it to numbers first"
+            raise self.error(f"holds dates, {example}, not numbers; {advice}")
+        if not looks_like_id and distinct <= limit:
+            return
+        if are_local_numbers(self.values):
+            raise self.error(
+                f"holds texts that look like numbers, {example}; write them without %, currency "
+                f"symbols and thousands separators, or {advice}"
             )
-        if (looks_like_id or distinct > limit) and are_local_numbers(self.values):
-            raise SourceError(
-                f"{self.path}: column {self.name} holds texts that look like numbers, such as "
-                f"{min(self.values)!r}; write them without %, currency symbols and thousands "
-                f"separators, or {advice}"
-            )
-        if (looks_like_id or distinct > limit) and self.type.why:
-            raise SourceError(
-                f"{self.path}: column {self.name} is read as text: {self.type.why}; repair it "
-                f"(an empty cell counts as missing, see --missing), or {advice}"
+        if self.type.why:
+            raise self.error(
+                f"is read as text: {self.type.why}; repair it (an empty cell counts as missing, "
+                f"see --missing), or {advice}"
             )
         if looks_like_id:
-            raise SourceError(
-                f"{self.path}: column {self.name} looks like an id: all {distinct:,} texts in it "
-                f"are different; {advice}"
+            raise self.error(
+                f"looks like an id: all {distinct:,} texts in it are different; {advice}"
             )
-        if distinct > limit:
-            raise SourceError(
-                f"{self.path}: column {self.name} is text with more than {limit:,} different "
-                f"values; {advice}"
-            )
+        raise self.error(f"is text with more than {limit:,} different values; {advice}")

@@ -1,4 +1,4 @@
-"""Recognise texts that are dates or numbers in local notation."""
+"""Guess what values mean: classes, dates or numbers in local notation. Tables and arrays share it."""
 
 import re
 from collections.abc import Iterable
@@ -14,6 +14,11 @@ EQUAL_WHEN_STRIPPED = "classes that differ only in spaces around their names"
 _LOCAL = re.compile(
     r"\s*[€$£]?\s*[+-]?\d{1,3}(([.,'’ \u00a0\u202f]\d{3})+|\d*)([.,]\d+)?\s*[%‰€$£]?\s*"
 )
+
+FEW = 100  # more distinct integers than this are not taken for classes
+_ROWS_EACH = 10  # rows that each class must have on average
+_VERY_FEW = 10  # up to this many distinct integers are always classes
+ASK_FOR_TARGET = "are they classes or numbers to predict? Use --target class or --target number"
 
 
 def are_dates(texts: Iterable[str]) -> bool:
@@ -32,3 +37,8 @@ def equal_when_stripped(texts: Iterable[str]) -> list[str]:
     for text in texts:
         by_text.setdefault(text.strip(), []).append(text)
     return [repr(text) for same in by_text.values() if len(same) > 1 for text in same]
+
+
+def are_classes(different: int, rows: int) -> bool:
+    """Return True if `different` distinct integers in `rows` rows are clearly classes."""
+    return different <= _VERY_FEW or different <= min(FEW, rows // _ROWS_EACH)
