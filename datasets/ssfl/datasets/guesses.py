@@ -1,15 +1,15 @@
-"""Guess what values mean: classes, dates or numbers in local notation. Tables and arrays share it."""
+"""Rules that tables and arrays share: which values are classes, dates or local numbers."""
 
 import re
 from collections.abc import Iterable
+
+from ssfl.datasets.wording import join_names
 
 _TIME = r"([ ,T]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp]\.?[Mm]\.?)?)?"
 _DATE = re.compile(
     r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{2}[./]\d{2}[./]\d{2})"
     rf"{_TIME}\s*"
 )
-EQUAL_WHEN_STRIPPED = "classes that differ only in spaces around their names"
-
 # 1.005,5 or 1,005.5 or 1'005 or 1 005, also 5 % and € 5.
 _LOCAL = re.compile(
     r"\s*[€$£]?\s*[+-]?\d{1,3}(([.,'’ \u00a0\u202f]\d{3})+|\d*)([.,]\d+)?\s*[%‰€$£]?\s*"
@@ -31,12 +31,14 @@ def are_local_numbers(texts: Iterable[str]) -> bool:
     return all(_LOCAL.fullmatch(text) for text in texts)
 
 
-def equal_when_stripped(texts: Iterable[str]) -> list[str]:
-    """Return the texts that differ from another one only in surrounding spaces."""
+def class_name_notes(names: Iterable[str]) -> list[str]:
+    """Return a note if names of classes differ only in surrounding spaces."""
     by_text: dict[str, list[str]] = {}
-    for text in texts:
-        by_text.setdefault(text.strip(), []).append(text)
-    return [repr(text) for same in by_text.values() if len(same) > 1 for text in same]
+    for name in names:
+        by_text.setdefault(name.strip(), []).append(name)
+    equal = [repr(name) for same in by_text.values() if len(same) > 1 for name in same]
+    what = "classes that differ only in spaces around their names"
+    return [f"{what}: {join_names(equal)}"] if equal else []
 
 
 def are_classes(different: int, rows: int) -> bool:

@@ -12,12 +12,7 @@ import numpy as np
 
 from ssfl.datasets.data_set import Array
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.guesses import (
-    ASK_FOR_TARGET,
-    EQUAL_WHEN_STRIPPED,
-    are_classes,
-    equal_when_stripped,
-)
+from ssfl.datasets.guesses import ASK_FOR_TARGET, are_classes, class_name_notes
 from ssfl.datasets.memory import first_not_finite
 from ssfl.datasets.wording import class_name, join_names
 
@@ -167,7 +162,5 @@ def _classes(columns: list[Array], kind: str) -> Targets:
     if kind in ("whole", "float") and names != tuple(map(str, range(len(found)))):
         many = f"labels {join_names(names)} became classes 0 … {len(names) - 1}"
         notes.append(many if len(names) > 1 else f"label {names[0]} became class 0, the only class")
-    same = equal_when_stripped(names)
-    if same:
-        notes.append(f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}")
+    notes += class_name_notes(names)
     return Targets(tuple(np.split(labels, ends)), names, tuple(notes))

@@ -76,13 +76,14 @@ class Feature:
 def make_features(surveys: list[ColumnSurvey], standardize: bool) -> tuple[Feature, ...]:
     """Return the conversion of each column, in the order of the table."""
     features: list[Feature] = []
+    place = 0
     for survey in surveys:
         if not survey.count:
             raise survey.error(
                 f"is empty in every row that is used; leave it out with {ignore_flag(survey.name)}"
             )
-        place = sum(feature.width for feature in features)
         features.append(_feature(survey, place, standardize))
+        place += features[-1].width
     return tuple(features)
 
 

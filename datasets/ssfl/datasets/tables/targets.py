@@ -8,16 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import SourceError
-from ssfl.datasets.guesses import (
-    ASK_FOR_TARGET,
-    EQUAL_WHEN_STRIPPED,
-    FEW,
-    are_classes,
-    equal_when_stripped,
-)
+from ssfl.datasets.guesses import ASK_FOR_TARGET, FEW, are_classes, class_name_notes
 from ssfl.datasets.tables.cells import Cells
 from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey
-from ssfl.datasets.wording import class_name, join_names, plural
+from ssfl.datasets.wording import class_name, plural
 
 _LARGE = 1000  # training on larger targets tends to diverge
 
@@ -108,8 +102,7 @@ def target_notes(survey: ColumnSurvey, target: Target) -> list[str]:
     if target.classes:
         why = survey.type.why
         notes = [f"column {target.name} is read as text: {why}"] if why else []
-        same = equal_when_stripped(target.class_names)
-        return notes + ([f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}"] if same else [])
+        return notes + class_name_notes(target.class_names)
     if target.kind == "flag":
         return [f"{target.name} is predicted as a number, 0 or 1"]
     if (target.mean, target.scale) != (0.0, 1.0):
