@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import SourceError, errors_of
 from ssfl.datasets.guesses import are_dates, are_local_numbers
-from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
+from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, ignore_flag
 from ssfl.datasets.wording import join_names
 
 LABELS = ("label", "target", "class", "y", "outcome")
@@ -40,39 +40,39 @@ class ColumnChoice:
         return (*self.features, self.label)
 
 
-def choose(table: Table, label: str, ignore: Collection[str]) -> ColumnChoice:
+def choose(path: Path, names: tuple[str, ...], label: str, ignore: Collection[str]) -> ColumnChoice:
     """Return the columns to read; raise SourceError if the table lacks a requested column."""
-    ignored = {_find(table, name, "--ignore") for name in ignore}
-    left = [name for name in table.names if name not in ignored]
-    chosen = _find(table, label, "--label") if label else _only_label(table.path, left)
-    if chosen in ignored:
-        raise SourceError(f"{table.path}: column {chosen} cannot be both --label and --ignore")
-    features = tuple(name for name in left if name != chosen)
-    if not features:
-        raise SourceError(f"{table.path}: no column is left to predict {chosen} from")
-    return ColumnChoice(chosen, features)
+    with errors_of(path):
+        ignored = {_find(names, name, "--ignore") for name in ignore}
+        left = [name for name in names if name not in ignored]
+        chosen = _find(names, label, "--label") if label else _only_label(left)
+        if chosen in ignored:
+            raise SourceError(f"column {chosen} cannot be both --label and --ignore")
+        features = tuple(name for name in left if name != chosen)
+        if not features:
+            raise SourceError(f"no column is left to predict {chosen} from")
+        return ColumnChoice(chosen, features)
 
 
-def _find(table: Table, name: str, flag: str) -> str:
+def _find(columns: tuple[str, ...], name: str, flag: str) -> str:
     """Return the column with this name, with or without surrounding spaces."""
-    by_name = {column.strip(): column for column in table.names}
-    by_name |= {column: column for column in table.names}
+    by_name = {column.strip(): column for column in columns}
+    by_name |= {column: column for column in columns}
     if name in by_name:
         return by_name[name]
     close = difflib.get_close_matches(name, by_name, n=3)
-    names = f"there are: {join_names(table.names)}"
+    names = f"there are: {join_names(columns)}"
     hint = f"did you mean {' or '.join(close)}?" if close else names
-    raise SourceError(f"{table.path}: {flag} {name}: there is no such column; {hint}")
+    raise SourceError(f"{flag} {name}: there is no such column; {hint}")
 
 
-def _only_label(path: Path, names: list[str]) -> str:
+def _only_label(names: list[str]) -> str:
     found = [name for name in names if name.strip().lower() in LABELS]
     if len(found) == 1:
         return found[0]
     wrong = f"{' and '.join(found)} are possible" if found else f"none is called {LABELS[0]}"
     raise SourceError(
-        f"{path}: set the column to predict with --label ({wrong}). "
-        f"The columns are: {join_names(names)}"
+        f"set the column to predict with --label ({wrong}). The columns are: {join_names(names)}"
     )
 
 

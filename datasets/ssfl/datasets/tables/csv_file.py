@@ -7,12 +7,11 @@ many countries. Next to such numbers, 1.350 is ambiguous (thousands or fraction)
 """
 
 import csv
-import gzip
 import io
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +21,7 @@ from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.arrow_cells import reading, to_cells
 from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, ignore_flag
-from ssfl.datasets.tables.csv_head import CsvHead, is_number, read_head
+from ssfl.datasets.tables.csv_head import CsvHead, is_number, open_bytes, read_head
 from ssfl.datasets.wording import format_bytes
 
 _BLOCK_BYTES = 4 << 20
@@ -49,7 +48,7 @@ _ARROW = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
 
 @dataclass(frozen=True, eq=False)
 class CsvTable:
-    """A CSV file; see `Table`."""
+    """A CSV file; rows come in the order of the file."""
 
     path: Path
     names: tuple[str, ...]
@@ -115,7 +114,9 @@ class CsvTable:
         with reading(self.path):
             try:
                 with pa.OSFile(str(self.path)) as file:
-                    for batch in pyarrow_csv.open_csv(self._unpacked(file), read, parse, convert):
+                    is_gzip = self.path.name.lower().endswith(".gz")
+                    text = pa.CompressedInputStream(file, "gzip") if is_gzip else file
+                    for batch in pyarrow_csv.open_csv(text, read, parse, convert):
                         if on_progress:
                             what = f"bytes of {self.path.name} scanned"
                             on_progress(what, file.tell(), file.size())
@@ -125,10 +126,6 @@ class CsvTable:
                 if reason:
                     raise SourceError(f"{self.path}: {reason}") from error
                 raise
-
-    def _unpacked(self, file: Any) -> Any:
-        is_gzip = self.path.name.lower().endswith(".gz")
-        return pa.CompressedInputStream(file, "gzip") if is_gzip else file
 
     def _kind(self, column: Any, kind: str) -> str:
         """Return the first kind that fits these cells, given the kind of the rows before."""
@@ -211,14 +208,8 @@ def _explain_parse_error(path: Path, head: CsvHead, message: str) -> str:
     return ""
 
 
-def _open_bytes(path: Path) -> IO[bytes]:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # close enough to IO
-    return path.open("rb")
-
-
 def _first_line_not_utf8(path: Path) -> int:
-    with _open_bytes(path) as file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode("utf-8")
@@ -230,7 +221,7 @@ def _first_line_not_utf8(path: Path) -> int:
 def _ragged_row(path: Path, head: CsvHead) -> str:
     """Return a message naming the first row whose number of cells differs from the header."""
     width = len(head.names)
-    with io.TextIOWrapper(_open_bytes(path), "utf-8-sig", errors="replace", newline="") as file:
+    with io.TextIOWrapper(open_bytes(path), "utf-8-sig", errors="replace", newline="") as file:
         reader = csv.reader(file, delimiter=head.delimiter)
         try:
             for cells in reader:

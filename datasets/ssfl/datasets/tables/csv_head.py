@@ -7,6 +7,7 @@ import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import check_names
@@ -59,12 +60,16 @@ def read_head(path: Path) -> CsvHead:
     return CsvHead(names, delimiter, notes)
 
 
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file that is gzipped if its name ends in .gz."""
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # close enough to IO
+    return path.open("rb")
+
+
 def _first_bytes(path: Path) -> bytes:
     try:
-        if path.name.lower().endswith(".gz"):
-            with gzip.open(path, "rb") as packed:
-                return packed.read(_HEAD_BYTES)
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             return file.read(_HEAD_BYTES)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SourceError(f"{path}: this is not a complete gzip file: {error}") from error

@@ -15,14 +15,15 @@ from ssfl.datasets.data_set import Array, DataSet, Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.source import SourceOptions
-from ssfl.datasets.tables.cells import NUMBERS, Cells, Table, TableContents, ignore_flag
+from ssfl.datasets.tables.cells import NUMBERS, Cells, TableContents, ignore_flag
 from ssfl.datasets.tables.columns import ColumnChoice, ColumnSurvey, check_types, choose
-from ssfl.datasets.tables.csv_file import open_csv
+from ssfl.datasets.tables.csv_file import CsvTable, open_csv
 from ssfl.datasets.tables.features import Feature, feature_notes, make_features
-from ssfl.datasets.tables.parquet_file import open_parquet
+from ssfl.datasets.tables.parquet_file import ParquetTable, open_parquet
 from ssfl.datasets.tables.targets import Target, make_target, target_notes
 from ssfl.datasets.wording import join_names, plural
 
+Table = CsvTable | ParquetTable
 Mask = npt.NDArray[np.bool_]
 
 
@@ -42,7 +43,7 @@ class _Part:
 def read_table(path: Path, options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
     """Return the table as a data set; raise SourceError if it cannot be used."""
     table = _open(path)
-    choice = choose(table, options.label, options.ignore)
+    choice = choose(table.path, table.names, options.label, options.ignore)
     contents = table.contents(choice.columns, (), on_progress)
     train = _survey(table, choice, contents, options.missing, on_progress)
     label = train.surveys[choice.label]
