@@ -150,20 +150,9 @@ CLIENT_THROUGHPUT = _gauge(
 
 # -- bytes
 
-PAYLOAD_BYTES = _counter(
-    "ssfl_payload_bytes",
-    "encoded tensors",
-    "direction",
-    "phase",
-    "encoding",
-)
-MESSAGE_BYTES = _counter(
-    "ssfl_message_bytes",
-    "whole messages, tensors included",
-    "direction",
-    "phase",
-    "encoding",
-)
+_BYTE_LABELS = ("direction", "phase", "encoding")
+PAYLOAD_BYTES = _counter("ssfl_payload_bytes", "encoded tensors", *_BYTE_LABELS)
+MESSAGE_BYTES = _counter("ssfl_message_bytes", "whole messages, tensors included", *_BYTE_LABELS)
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "bytes of TCP by the kernel's count", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",

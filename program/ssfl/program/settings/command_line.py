@@ -66,7 +66,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=_width())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if action.const == "true":
+        if isinstance(action, argparse.BooleanOptionalAction):
             return "--[no-]" + action.option_strings[0].removeprefix("--")
         return super()._format_action_invocation(action)
 
@@ -91,9 +91,13 @@ def read_flags(
     given, rest = parser.parse_known_args(argv)
     if rest:
         raise usage_error(_why_unknown(rest, options, known_elsewhere))
-    texts = vars(given).items()
-    joined = {name: " ".join(text) if isinstance(text, list) else text for name, text in texts}
-    return {name: text for name, text in joined.items() if text is not None}
+    return {name: _as_text(value) for name, value in vars(given).items() if value is not None}
+
+
+def _as_text(value: str | bool | list[str]) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(value) if isinstance(value, list) else value
 
 
 def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str:
@@ -234,17 +238,8 @@ def _add(group: argparse._ActionsContainer, option: Option) -> None:
         count = "*" if option.metadata.get("several") else "?"
         group.add_argument(option.name, nargs=count, metavar=option.metavar, help=text)
     elif option.kind is bool:
-        negative = option.flag.replace("--", "--no-", 1)
-        group.add_argument(
-            option.flag, dest=option.name, action="store_const", const="true", help=text
-        )
-        group.add_argument(
-            negative,
-            dest=option.name,
-            action="store_const",
-            const="false",
-            help=argparse.SUPPRESS,
-        )
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(option.flag, dest=option.name, action=switch, help=text)
     else:
         group.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=text)
 
