@@ -12,16 +12,6 @@ Contract of every value code (`ValueCode`):
 - A lossy code refuses NaN and infinity. It rounds to nearest or, given random words,
   stochastically: the probability of rounding up makes the expectation exact.
 - Any bytes decode or raise a CodecError. Allocation never depends on a length the sender claims.
-
->>> import numpy as np
->>> from ssfl.codec import reference
->>> base = np.linspace(-1, 1, 1000, dtype=np.float32)
->>> values = base * np.float32(1.0001)
->>> payload = encode(reference.CODE, values, base)
->>> len(payload) <= max_encoded_bytes(reference.CODE, 1000), len(payload) < values.nbytes
-(True, True)
->>> bool((decode(reference.CODE, payload, 1000, base) == values).all())
-True
 """
 
 from collections.abc import Iterator

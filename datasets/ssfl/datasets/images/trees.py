@@ -1,17 +1,8 @@
-"""Find the images in a folder and the class and part of each.
+"""Find the images in a folder and the class and part of each, in either layout of EXPECTED.
 
-There are two layouts, one with separate training and test images (val or validation is added to
-train):
-
-    flowers/train/rose/1.png    flowers/train/tulip/…    flowers/test/rose/2.png
-
-and one without:
-
-    flowers/rose/1.png    flowers/tulip/…
-
-A class folder may hold one level of folders, whose images have the same class. Hidden files (with
-a leading dot) are skipped. Files that are not images, and links to folders that are already read,
-are skipped and counted.
+Images of val or validation are added to train. A class folder may hold one level of folders, whose
+images have the same class. Hidden files (with a leading dot) are skipped. Files that are not
+images, and links to folders that are already read, are skipped and counted.
 """
 
 import os

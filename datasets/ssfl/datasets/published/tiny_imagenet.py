@@ -5,8 +5,8 @@
     train/<wnid>/images/*.JPEG             500 of each class
     val/images/*.JPEG, val_annotations.txt 50 of each class, used as the test set
 
-The published test images have no labels and are not used. Grey images are converted to RGB.
-Classes are numbered by sorted WordNet number. Needs Pillow.
+The published test images have no labels and are not used. Classes are numbered by sorted WordNet
+number.
 """
 
 import zipfile

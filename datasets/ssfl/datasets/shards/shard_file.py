@@ -1,18 +1,7 @@
 """Shards: the data of one site, in one file.
 
-A shard is a numpy archive, `shard_07.npz`, with these arrays (details in docs/shards.md):
-
-    format       ()      int64, 2; a file without it has format 1, which has no val_*
-    num_classes  ()      int64, the same at every site; 0 if the targets are numbers
-    class_names  (C,)    text, optional
-    train_x      (N, …)  float32 of any shape; images (N, C, H, W) also as uint8 or uint16, which
-                         are divided by 255 or 65535 when read; sequences (N, length) as int32 or
-                         int64, which stay integers
-    train_y      (N,)    int64, 0 … num_classes-1; for numbers float32, (N,) or (N, d)
-    val_x, val_y         like train, for choosing settings; optional
-    test_x, test_y       like train; may be empty
-
-Reading never unpickles. Any other file raises ShardError.
+A shard is a numpy archive, `shard_07.npz`; docs/shards.md specifies its arrays. Reading never
+unpickles. Any other file raises ShardError.
 """
 
 import re
