@@ -5,8 +5,6 @@ adds the change to its reference in float32. Layout: byte planes of the 16-bit p
 so that the sign is the lowest bit and the high plane holds only the exponent.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ssfl.codec import planes
@@ -17,12 +15,11 @@ from ssfl.codec.sections import SectionReader
 _INFINITY = 0x7F80  # exponent of infinity and NaN
 
 
-@dataclass(frozen=True)
 class Bfloat16:
     """Changes with 8 bits of precision."""
 
-    name: str = "bfloat16"
-    lossless: bool = False
+    name = "bfloat16"
+    lossless = False
 
     def block_bound(self, count: int) -> int:
         return planes.bound(count, 2)

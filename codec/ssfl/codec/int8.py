@@ -6,8 +6,6 @@ A step is the group's largest |change| / 127. The receiver computes reference + 
 float32. Codes are zigzagged (0, -1, 1, -2 … as 0, 1, 2, 3 …).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ssfl.codec import planes
@@ -19,12 +17,11 @@ GROUP = 256  # values that share a step
 _LARGEST = 127
 
 
-@dataclass(frozen=True)
 class Int8:
     """Changes in 255 steps."""
 
-    name: str = "int8"
-    lossless: bool = False
+    name = "int8"
+    lossless = False
 
     def block_bound(self, count: int) -> int:
         return 4 * _groups(count) + planes.bound(count, 1)

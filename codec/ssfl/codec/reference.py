@@ -10,8 +10,6 @@ With a reference of zeros, step 3 moves the sign to the lowest bit and leaves th
 highest plane.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -24,12 +22,11 @@ _SIGN = np.int32(31)
 _ONE = np.int32(1)
 
 
-@dataclass(frozen=True)
 class Reference:
     """The lossless value code."""
 
-    name: str = "reference"
-    lossless: bool = True
+    name = "reference"
+    lossless = True
 
     def block_bound(self, count: int) -> int:
         return planes.bound(count, 4)

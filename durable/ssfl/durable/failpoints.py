@@ -14,6 +14,7 @@ broken raise OSError EIO: the disk does not respond
 import errno
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,10 +29,6 @@ class _Fault:
     lasting: bool
 
 
-def _kill(_name: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _parse(text: str) -> dict[str, _Fault]:
     armed = {}
     for entry in filter(None, text.split(",")):
@@ -44,7 +41,7 @@ def _parse(text: str) -> dict[str, _Fault]:
 
 
 _armed: dict[str, _Fault] = {}
-_passages: dict[str, int] = {}
+_passages: Counter[str] = Counter()
 _hook: Callable[[str], None] | None = None
 
 
@@ -61,19 +58,18 @@ def failpoint(name: str) -> None:
     """Mark a failpoint; do nothing unless a fault or a hook is set."""
     if _hook is not None:
         _hook(name)
-    if not _armed or name not in _armed:
+    fault = _armed.get(name)
+    if fault is None:
         return
-    fault = _armed[name]
-    _passages[name] = _passages.get(name, 0) + 1
-    passed = _passages[name]
-    if passed == fault.passage or (fault.lasting and passed > fault.passage):
+    _passages[name] += 1
+    if _passages[name] == fault.passage or (fault.lasting and _passages[name] > fault.passage):
         trigger(fault.kind, name)
 
 
 def trigger(kind: str, name: str) -> None:
     """Inject a fault: end the process or raise OSError."""
     if kind == "kill":
-        _kill(name)
+        os.kill(os.getpid(), signal.SIGKILL)
     raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), f"failpoint {name}")
 
 

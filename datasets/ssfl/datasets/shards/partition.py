@@ -56,10 +56,11 @@ def partition(
         )
     if kind == "iid":
         return split_by(_iid(len(labels), clients, seed), clients)
-    present, counts = _classes_present(labels)
-    codes = narrow(np.cumsum(np.bincount(labels) > 0) - 1, len(present))[
-        labels
-    ]  # classes renumbered without gaps
+    all_counts = np.bincount(labels)
+    present = np.flatnonzero(all_counts)
+    counts = all_counts[present]
+    # Classes renumbered without gaps.
+    codes = narrow(np.cumsum(all_counts > 0) - 1, len(present))[labels]
     if kind == "classes":
         names = [class_names[label] if class_names else str(label) for label in present]
         held = _choose_holders(counts, clients, classes_per_client, seed, names)
@@ -199,13 +200,6 @@ def _assign_owners(
         start, end = int(ends[label] - sizes[label]), int(ends[label])
         owner[ordered[start:end]] = owners(int(label), end - start)
     return owner
-
-
-def _classes_present(labels: Labels) -> tuple[Indices, Indices]:
-    """Return the classes that have samples, and the number of samples of each."""
-    counts = np.bincount(labels)
-    present = np.flatnonzero(counts)
-    return present, counts[present]
 
 
 def _refuse_empty(parts: Sequence[Indices], alpha: float, seed: int) -> None:

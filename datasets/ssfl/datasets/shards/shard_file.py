@@ -61,9 +61,8 @@ class Shard:
             object.__setattr__(self, "val_x", self.train_x[:0])
             object.__setattr__(self, "val_y", self.train_y[:0])
         for part in ("train", "val", "test"):
-            check_pair(
-                part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"), self.num_classes
-            )
+            x, y = getattr(self, f"{part}_x"), getattr(self, f"{part}_y")
+            check_pair(part, x, y, self.num_classes)
         if self.num_samples == 0:
             raise ShardError("there are no training samples")
         for part, x in (("validation", self.val_x), ("test", self.test_x)):
@@ -146,9 +145,7 @@ def full_name(data: str, data_root: Path) -> str:
     if not parts or Path(data).name != data or _shard_exists(data_root / data):
         return data
     start, number = parts.groups()
-    padded = [
-        start + number.zfill(len(number) + zeros) for zeros in range(1, MAX_OMITTED_ZEROS + 1)
-    ]
+    padded = (f"{start}{'0' * zeros}{number}" for zeros in range(1, MAX_OMITTED_ZEROS + 1))
     found = [name for name in padded if _shard_exists(data_root / name)]
     return found[0] if len(found) == 1 else data
 
@@ -212,7 +209,15 @@ def _parse_shard(arrays: dict[str, Array]) -> Shard:
     if not 1 <= version <= FORMAT:
         raise ShardError(f"it has format {version}; this program reads 1 to {FORMAT}")
     num_classes = int(_integers("num_classes", arrays["num_classes"], 0))
-    _check_num_classes(num_classes)
+    if num_classes == 1:
+        raise ShardError(
+            "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
+            "of all sites together, and is 0 where the targets are numbers"
+        )
+    if not 0 <= num_classes <= MAX_NUM_CLASSES:
+        raise ShardError(
+            f"num_classes must be 2 … {MAX_NUM_CLASSES}, or 0 for numbers, got {num_classes}"
+        )
     if ("val_x" in arrays) != ("val_y" in arrays):
         present, lacking = ("val_x", "val_y") if "val_x" in arrays else ("val_y", "val_x")
         raise ShardError(f"the archive has {present} but lacks {lacking}")
@@ -227,18 +232,6 @@ def _parse_shard(arrays: dict[str, Array]) -> Shard:
     }
     names = _names(arrays["class_names"]) if "class_names" in arrays else ()
     return Shard(num_classes=num_classes, class_names=names, **inputs, **targets)
-
-
-def _check_num_classes(num_classes: int) -> None:
-    if num_classes == 1:
-        raise ShardError(
-            "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
-            "of all sites together, and is 0 where the targets are numbers"
-        )
-    if not 0 <= num_classes <= MAX_NUM_CLASSES:
-        raise ShardError(
-            f"num_classes must be 2 … {MAX_NUM_CLASSES}, or 0 for numbers, got {num_classes}"
-        )
 
 
 def _inputs(name: str, array: Array) -> Array:
