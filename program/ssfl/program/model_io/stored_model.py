@@ -145,20 +145,18 @@ def _mask(path: Path, fields: Mapping[str, str], manifest: Manifest, vector: Vec
         return mask_of(manifest, vector)
     where = f"the mask in {path}" if alone else f"{path.with_name(MASK)}"
     try:
-        bits = (
-            base64.b64decode(fields["mask"], validate=True)
-            if alone
-            else _mask_in_folder(path.with_name(MASK), manifest)
-        )
+        if alone:
+            bits = base64.b64decode(fields["mask"], validate=True)
+        else:
+            bits = _mask_in_folder(path.with_name(MASK), manifest)
         mask = Mask(bits, manifest.num_masked)
     except ValueError as error:
         raise ModelFileError(f"{where} is damaged: {error}") from error
     not_zero = np.flatnonzero(vector[: mask.size] * ~mask.bools())
     if not_zero.size:
         tensor = manifest.tensor_at(int(not_zero[0]))
-        raise ModelFileError(
-            f"{path} does not fit {where}: a pruned weight of {tensor} is not zero"
-        )
+        problem = f"a pruned weight of {tensor} is not zero"
+        raise ModelFileError(f"{path} does not fit {where}: {problem}")
     return mask
 
 

@@ -110,22 +110,19 @@ def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str
     whole = topic == ALL
     parser = _parser(text.prog, positional=any(option.positional for option in options))
     parser.description = _wrap(text.description) if whole or not topic else None
-    if not groups:
-        _add_group(parser, "Settings", options)
-    elif not topic:
-        basic = [each for each in options if each.name in BASIC or group_of(each.name) is None]
+    ungrouped = [each for each in options if not groups or group_of(each.name) is None]
+    if not topic:
+        basic = [each for each in options if each.name in BASIC or each in ungrouped]
         _add_group(parser, "Basic settings", basic)
-    else:
-        ungrouped = [each for each in options if whole and group_of(each.name) is None]
+    elif whole:
         _add_group(parser, "Settings", ungrouped)
     for group in GROUPS:
         if group.name in (groups if whole else (topic,)):
             _add_group(parser, f"{group.name} ({group.about})", groups[group.name])
     if whole or not topic:
         _add_other(parser.add_argument_group("Other flags"), text, bool(groups))
-    return "\n\n".join(
-        [parser.format_help().rstrip(), *_after_settings(options, text, topic, groups)]
-    )
+    after = _after_settings(options, text, topic, groups)
+    return "\n\n".join([parser.format_help().rstrip(), *after])
 
 
 def closest(word: str, words: Iterable[str]) -> str:
@@ -184,15 +181,14 @@ def _after_settings(
     if topic in groups:
         return parts
     if groups and not topic:
-        lines = [
-            f"  {group.name:<12}{group.about}"
-            for group in GROUPS
-            if any(member.name not in BASIC for member in groups.get(group.name, ()))
-        ]
-        lines.append(f"  {ALL:<12}all {len(options)} settings")
         parts.append(
-            f"More settings are in groups. `{text.prog} --help GROUP` shows a group:\n"
-            + "\n".join(lines)
+            f"More settings are in groups. `{text.prog} --help GROUP` shows a group:"
+            + "".join(
+                f"\n  {group.name:<12}{group.about}"
+                for group in GROUPS
+                if any(member.name not in BASIC for member in groups.get(group.name, ()))
+            )
+            + f"\n  {ALL:<12}all {len(options)} settings"
         )
     parts += [_wrap(text.epilog)] if text.epilog else []
     codes = "\n".join(f"  {code.value:>3}  {code.meaning}" for code in ExitCode)
@@ -213,22 +209,18 @@ def _add_other(
 ) -> None:
     config_help = "TOML file of settings" + (" (variable SSFL_CONFIG)" if text.variables else "")
     group.add_argument(CONFIG_FLAG, metavar="FILE", help=config_help)
+    version = f"{text.prog} {ssfl_version()}"
     group.add_argument(
-        "--version",
-        action="version",
-        version=f"{text.prog} {ssfl_version()}",
-        help="show the version and exit",
+        "--version", action="version", version=version, help="show the version and exit"
     )
+    of_groups = f", a group of settings, or `{ALL}` settings," if has_groups else ""
     group.add_argument(
-        "-h",
-        "--help",
+        *("-h", "--help"),
         action=_Help,
         show=show,
         nargs="?" if has_groups else 0,
         metavar="GROUP",
-        help=f"show this text, a group of settings, or `{ALL}` settings, and exit"
-        if has_groups
-        else "show this text and exit",
+        help=f"show this text{of_groups} and exit",
     )
 
 
@@ -278,11 +270,8 @@ def _why_unknown(
     for candidate in (name, name.removeprefix("no_")):
         if candidate in known_elsewhere:
             return f"{flag} {known_elsewhere[candidate]}"
-    flags = [CONFIG_FLAG, "--help", "--version"]
-    for option in options:
-        flags.append(option.flag)
-        if option.kind is bool:
-            flags.append(option.flag.replace("--", "--no-", 1))
+    flags = [CONFIG_FLAG, "--help", "--version", *(option.flag for option in options)]
+    flags += [option.flag.replace("--", "--no-", 1) for option in options if option.kind is bool]
     return f"unknown flag {flag}{closest(flag, flags) or '; `--help all` lists every flag'}"
 
 

@@ -96,14 +96,15 @@ class Option:
 
     def _check_range(self, value: float, subject: str) -> None:
         lowest, highest = self.metadata.get("ge", 0), self.metadata.get("le", math.inf)
-        if not math.isfinite(value):
-            raise usage_error(f"{subject} must be a finite number, got {value}")
-        if self.metadata.get("positive") and not value > 0:
-            raise usage_error(f"{subject} must be above 0, got {value}")
-        if value < lowest:
-            raise usage_error(f"{subject} must be at least {lowest}, got {value}")
-        if value > highest:
-            raise usage_error(f"{subject} must be at most {highest}, got {value}")
+        rules = {
+            "a finite number": math.isfinite(value),
+            "above 0": value > 0 or not self.metadata.get("positive"),
+            f"at least {lowest}": value >= lowest,
+            f"at most {highest}": value <= highest,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise usage_error(f"{subject} must be {rule}, got {value}")
 
 
 def format_duration(seconds: float) -> str:
@@ -131,11 +132,8 @@ def options_of(config_class: type, owner: str = "") -> Iterator[Option]:
 def nested_of(config_class: type) -> dict[str, type]:
     """Return the fields that hold nested settings, with their dataclasses."""
     hints = typing.get_type_hints(config_class)
-    return {
-        field.name: hints[field.name]
-        for field in fields(config_class)
-        if is_dataclass(hints[field.name])
-    }
+    names = [field.name for field in fields(config_class) if is_dataclass(hints[field.name])]
+    return {name: hints[name] for name in names}
 
 
 def setting_names(config_class: type) -> tuple[str, ...]:
