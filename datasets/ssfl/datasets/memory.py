@@ -2,18 +2,18 @@
 
 import math
 import os
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.datasets.data_set import Array
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.wording import format_bytes
 
 _BLOCK_BYTES = 1 << 26  # checked for NaN at a time
 
 
-def first_not_finite(array: npt.NDArray[Any]) -> int | None:
+def first_not_finite(array: Array) -> int | None:
     """Return the first row that holds NaN or infinity; None if there is none."""
     if array.dtype.kind != "f" or not array.size:
         return None
@@ -26,7 +26,7 @@ def first_not_finite(array: npt.NDArray[Any]) -> int | None:
     return None
 
 
-def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> npt.NDArray[Any]:
+def empty_array(shape: tuple[int, ...], dtype: npt.DTypeLike, what: str) -> Array:
     """Return an uninitialised array for `what`; raise SourceError if it exceeds the memory."""
     wanted = math.prod(shape) * np.dtype(dtype).itemsize
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,7 @@ def _check_pair(
         )
 
 
-def _size(images: npt.NDArray[Any]) -> str:
+def _size(images: Bytes) -> str:
     return " x ".join(map(str, images.shape[1:]))
 
 

@@ -33,10 +33,6 @@ _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
 _EMPTY: Array = np.empty(0)
 
 
-def _empty() -> Array:
-    return _EMPTY
-
-
 @dataclass(frozen=True, eq=False)
 class Shard:
     """A site's samples. A custom task may hold inputs and targets of any shape."""
@@ -46,8 +42,8 @@ class Shard:
     test_x: Array  # (M, ...)
     test_y: Array  # (M, ...)
     num_classes: int  # 0 if the targets are not classes
-    val_x: Array = field(default_factory=_empty)  # (V, ...); V is 0 by default
-    val_y: Array = field(default_factory=_empty)
+    val_x: Array = field(default_factory=lambda: _EMPTY)  # (V, ...); V is 0 by default
+    val_y: Array = field(default_factory=lambda: _EMPTY)
     class_names: tuple[str, ...] = ()  # by class number; empty if they have no names
 
     def __post_init__(self) -> None:

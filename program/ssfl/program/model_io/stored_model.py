@@ -7,7 +7,7 @@ it, stands alone. Any other file needs `manifest.json` and `mask.bin` in its fol
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from ssfl.method.errors import ManifestError, ModelFileError
+from ssfl.method.errors import ManifestError, ModelFileError, SettingsError
 from ssfl.method.manifest import MAX_MANIFEST_BYTES, Manifest
 from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK, digests_of, mask_of
 
 Vector = npt.NDArray[np.float32]
 
+NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
 _MAKE_ONE = "make one with `ssfl init`"
 
 
@@ -52,6 +54,26 @@ def read_initial(path: Path) -> tuple[Manifest, Vector]:
         raise ModelFileError(f"there is no file {path}: {_MAKE_ONE}")
     model = _read(path, alone=True)
     return model.manifest, model.vector
+
+
+def network_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the recorded settings of a built-in network, unchecked; empty for other networks."""
+    return {name: manifest.model[name] for name in NETWORK if name in manifest.model}
+
+
+def apply_recorded(settings: RunSettings, recorded: Mapping[str, Any], path: Path) -> RunSettings:
+    """Return `settings` with recorded values; raise ModelFileError if one cannot be used."""
+    try:
+        for name, value in recorded.items():
+            if type(value) is not type(getattr(settings, name)):
+                raise SettingsError(f"{name} cannot be {value!r:.60}")
+        changed = replace(settings, **recorded)
+        changed.validate()
+    except SettingsError as error:
+        raise ModelFileError(
+            f"{path}: the settings of its network cannot be used: {error}"
+        ) from error
+    return changed
 
 
 def _read(path: Path, *, alone: bool) -> StoredModel:

@@ -15,8 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from ssfl.program.monitor.histogram import Histogram
-from ssfl.program.monitor.series import BUILD_INFO, Series
+from ssfl.program.monitor.series import BUILD_INFO, Histogram, Series
 from ssfl.program.monitor.web import Request, Response, Route
 from ssfl.program.version import ssfl_version
 
