@@ -5,7 +5,6 @@ import csv
 import gzip
 import io
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -13,7 +12,7 @@ from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import check_names
 
 _HEAD_BYTES = 1 << 20  # longer than any header
-_NAMES = {",": "comma", ";": "semicolon", "\t": "tab"}
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
 
 # Other formats that often have a wrong extension, by their first bytes, with advice.
 _OTHER_FORMATS = {
@@ -27,25 +26,11 @@ _OTHER_FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class CsvHead:
-    """The header and delimiter of a CSV file."""
-
-    names: tuple[str, ...]
-    delimiter: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def delimiter_name(self) -> str:
-        """Name of the delimiter, for messages."""
-        return _NAMES[self.delimiter]
-
-
-def read_head(path: Path) -> CsvHead:
-    """Return the head of a CSV file; raise SourceError if the file is not CSV."""
+def read_head(path: Path) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Return the column names, the delimiter and notes; raise SourceError if it is not CSV."""
     text = _text(path, _first_bytes(path))
     usual = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
-    by_delimiter = {mark: _header(path, text, mark) for mark in (usual, *_NAMES)}
+    by_delimiter = {mark: _header(path, text, mark) for mark in (usual, *DELIMITERS)}
     delimiter = usual
     if len(by_delimiter[usual]) == 1:
         delimiter = max(by_delimiter, key=lambda mark: len(by_delimiter[mark]))
@@ -53,11 +38,11 @@ def read_head(path: Path) -> CsvHead:
     if len(names) == 1:
         raise SourceError(
             f"{path}: there is only one column, {names[0]!r}; a table needs the column to predict "
-            f"and at least one other. Supported delimiters: {', '.join(_NAMES.values())}"
+            f"and at least one other. Supported delimiters: {', '.join(DELIMITERS.values())}"
         )
     _check_header(path, names)
-    notes = () if delimiter == usual else (f"delimiter of {path.name}: {_NAMES[delimiter]}",)
-    return CsvHead(names, delimiter, notes)
+    note = f"delimiter of {path.name}: {DELIMITERS[delimiter]}"
+    return names, delimiter, (note,) if delimiter != usual else ()
 
 
 def open_bytes(path: Path) -> IO[bytes]:
