@@ -19,6 +19,7 @@ from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import first_not_finite
 
 _CHANNELS = (1, 3, 4)
+_TYPE_NAMES = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
 _PIXEL_MAX = {"uint8": 255, "uint16": 65535}
 _FEW_BITS = 14  # cameras and scanners store 10, 12 or 14 bits in uint16
 
@@ -50,7 +51,8 @@ def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> SampleArra
 def _read(name: str, array: Array, layout: str) -> tuple[Array, str]:
     """Return the converted array and a note, which may be empty."""
     if array.dtype.kind not in "biuf":
-        raise SourceError(f"{name} holds {_type_name(array)}; samples must be numbers")
+        what = _TYPE_NAMES.get(array.dtype.kind, f"records of type {array.dtype}")
+        raise SourceError(f"{name} holds {what}; samples must be numbers")
     if not 2 <= array.ndim <= 4 or 0 in array.shape[1:]:
         raise SourceError(
             f"{name} has shape {array.shape}; samples are (N, columns), (N, height, width), "
@@ -139,8 +141,3 @@ def _floats(name: str, array: Array) -> Array:
         what = "a number too large for float32" if was_finite else "NaN or infinity"
         raise SourceError(f"{name} holds {what}, first in sample {sample}")
     return values
-
-
-def _type_name(array: Array) -> str:
-    names = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
-    return names.get(array.dtype.kind, f"records of type {array.dtype}")

@@ -9,6 +9,7 @@ The published test images have no labels and are not used. Classes are numbered 
 number.
 """
 
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ _SIDE = 64
 _PUBLISHED = (100_000, 10_000)  # training and test images
 _MAX_BYTES = 16 << 20  # of one member; words.txt has 2.6 MB, images a few thousand bytes
 _REPORT_EVERY = 500
+_IMAGE = re.compile(r"[^.].*\.jpe?g", re.IGNORECASE | re.DOTALL)
 _ANNOTATIONS = "val/val_annotations.txt"
 
 _DAMAGED = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
@@ -76,7 +78,7 @@ def _open(place: Path) -> "_Tree":
 def _train_samples(tree: "_Tree", wnids: list[str]) -> Iterator[Sample]:
     for label, wnid in enumerate(wnids):
         folder = f"train/{wnid}/images"
-        images = [name for name in tree.list(folder) if _is_image(name)]
+        images = [name for name in tree.list(folder) if _IMAGE.fullmatch(name)]
         if not images:
             raise SourceError(f"{folder} holds no .JPEG images")
         yield from ((f"{folder}/{name}", label) for name in images)
@@ -131,10 +133,6 @@ def _lines(tree: "_Tree", name: str) -> list[str]:
     if not tree.has(name):
         raise SourceError(f"{name} is missing")
     return tree.read(name).decode("utf-8", "replace").splitlines()
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith((".jpeg", ".jpg")) and not name.startswith(".")
 
 
 class _Tree:

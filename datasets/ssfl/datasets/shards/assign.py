@@ -45,14 +45,22 @@ def assign(data: DataSet, cut: Cut) -> Assignment:
     """Assign samples to clients; raise PartitionError if the cut is impossible."""
     _check(data, cut)
     groups = groups_of(data)
-    aside = _set_aside(data, groups.train, cut)
+    # Training samples are used as test samples if the data set has none. A class must keep a
+    # training sample, or it could not be learned.
+    share = 0.0 if len(data.test_y) else cut.test_share
+    stream = Stream(cut.seed, "partition", "test")
+    aside = choose_share(groups.train, share, stream, keep_each=True)
     rest = np.delete(np.arange(len(groups.train)), aside)
     how = (cut.clients, cut.partition, cut.alpha, cut.seed, cut.classes_per_client)
     parts = [rest[part] for part in partition(groups.train[rest], *how, groups.names)]
     counts = count_classes(groups.train, parts, len(groups.names))
     test_groups = groups.train[aside] if len(aside) else groups.test
     test = partition_test(test_groups, counts)
-    val = [part[_validation(groups.train[part], client, cut)] for client, part in enumerate(parts)]
+    val = []
+    for client, part in enumerate(parts):
+        stream = Stream(cut.seed, "partition", "validation", client)
+        held = choose_share(groups.train[part], cut.validation, stream, keep_each=False)
+        val.append(part[held])
     val_counts = count_classes(groups.train, val, len(groups.names))
     train = [np.setdiff1d(*pair, assume_unique=True) for pair in zip(parts, val, strict=True)]
     return Assignment(
@@ -66,18 +74,6 @@ def assign(data: DataSet, cut: Cut) -> Assignment:
         val_counts,
         count_classes(test_groups, test, len(groups.names)),
     )
-
-
-def _validation(groups: Indices, client: int, cut: Cut) -> Indices:
-    stream = Stream(cut.seed, "partition", "validation", client)
-    return choose_share(groups, cut.validation, stream, keep_each=False)
-
-
-def _set_aside(data: DataSet, groups: Indices, cut: Cut) -> Indices:
-    """Return the training samples to use as test samples if the data set has none."""
-    share = 0.0 if len(data.test_y) else cut.test_share
-    # keep_each: a class must keep a training sample, or it could not be learned.
-    return choose_share(groups, share, Stream(cut.seed, "partition", "test"), keep_each=True)
 
 
 def _check(data: DataSet, cut: Cut) -> None:

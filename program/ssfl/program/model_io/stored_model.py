@@ -170,7 +170,10 @@ def _mask(path: Path, fields: Mapping[str, str], manifest: Manifest, vector: Vec
         if alone:
             bits = base64.b64decode(fields["mask"], validate=True)
         else:
-            bits = _mask_in_folder(path.with_name(MASK), manifest)
+            size = path.with_name(MASK).stat().st_size
+            if size != (manifest.num_masked + 7) // 8:
+                raise ValueError(f"{size} bytes do not hold {manifest.num_masked} bits")
+            bits = path.with_name(MASK).read_bytes()
         mask = Mask(bits, manifest.num_masked)
     except ValueError as error:
         raise ModelFileError(f"{where} is damaged: {error}") from error
@@ -180,13 +183,6 @@ def _mask(path: Path, fields: Mapping[str, str], manifest: Manifest, vector: Vec
         problem = f"a pruned weight of {tensor} is not zero"
         raise ModelFileError(f"{path} does not fit {where}: {problem}")
     return mask
-
-
-def _mask_in_folder(file: Path, manifest: Manifest) -> bytes:
-    size = file.stat().st_size
-    if size != (manifest.num_masked + 7) // 8:
-        raise ValueError(f"{size} bytes do not hold {manifest.num_masked} bits")
-    return file.read_bytes()
 
 
 def _check_digest(path: Path, fields: Mapping[str, str], name: str, found: str) -> None:

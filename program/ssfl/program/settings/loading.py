@@ -60,7 +60,9 @@ def read_given(
 ) -> dict[str, RawSetting]:
     """Return the given value and origin of each setting, without defaults; see `load`."""
     elsewhere = known_elsewhere or {}
-    _check_names(options)
+    names = [option.name for option in options]
+    if len(set(names)) != len(names) or "config" in names:
+        raise TypeError(f"names of settings must be unique, and none may be config: {names}")
     presets = "\n\n".join(_preset_lines(options))
     text = HelpText(prog, description, epilog, presets, variables=environ is not None)
     flags = read_flags(options, argv, text, elsewhere)
@@ -109,12 +111,6 @@ def changed(config: object) -> dict[str, Value]:
     return {
         name: value for name, value in describe(config).items() if value != _flat(defaults[name])
     }
-
-
-def _check_names(options: Iterable[Option]) -> None:
-    names = [option.name for option in options]
-    if len(set(names)) != len(names) or "config" in names:
-        raise TypeError(f"names of settings must be unique, and none may be config: {names}")
 
 
 def _presets(options: Sequence[Option], given: Mapping[str, RawSetting]) -> dict[str, RawSetting]:

@@ -20,7 +20,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,9 @@ def options_of(config_class: type, owner: str = "") -> Iterator[Option]:
             yield from options_of(hints[field.name], field.name)
         else:
             kind = _plain_type(field.name, hints[field.name])
-            yield Option(field.name, kind, _default(field), owner, field.metadata)
+            factory = field.default_factory
+            default = field.default if factory is MISSING else factory()
+            yield Option(field.name, kind, default, owner, field.metadata)
 
 
 def nested_of(config_class: type) -> dict[str, type]:
@@ -147,7 +149,3 @@ def _plain_type(name: str, hint: Any) -> type:
     if hint not in _METAVARS:
         raise TypeError(f"setting {name} has type {hint}, which no flag can carry")
     return typing.cast(type, hint)
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
