@@ -226,7 +226,7 @@ def _read_side(reader: SectionReader, shapes: Sequence[Shape]) -> Iterator[_Side
     content = reader.read(_side_size(shapes))
     at = 0
     for outputs, inputs, _ in map(_dimensions, shapes):
-        (middle,) = struct.unpack_from("<h", content, at)
+        (middle,) = struct.unpack("<h", content[at : at + 2].tobytes())
         levels = content[at + 2 : at + 2 + inputs + outputs].view(np.int8).astype(np.int32)
         yield _Side(middle, levels[:inputs], levels[inputs:])
         at += 2 + inputs + outputs

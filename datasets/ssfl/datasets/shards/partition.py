@@ -62,7 +62,7 @@ def partition(
     # Classes renumbered without gaps.
     codes = narrow(np.cumsum(all_counts > 0) - 1, len(present))[labels]
     if kind == "classes":
-        names = [class_names[label] if class_names else str(label) for label in present]
+        names = [class_names[label] if class_names else str(label) for label in present.tolist()]
         held = _choose_holders(counts, clients, classes_per_client, seed, names)
         return split_by(_deal(codes, held, seed), clients)
     if not MIN_ALPHA <= alpha <= MAX_ALPHA:

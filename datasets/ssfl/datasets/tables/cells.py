@@ -54,7 +54,8 @@ class Cells:
         """Return the place of each text cell in `words`, -1 if it is not there."""
         places = {word: place for place, word in enumerate(words)}
         known = np.array([places.get(word, -1) for word in self.words] or [-1], dtype=np.int64)
-        return known[self.values]
+        found: npt.NDArray[np.int64] = known[self.values]
+        return found
 
     def select(self, rows: npt.NDArray[np.bool_]) -> "Cells":
         """Return the cells of the selected rows."""

@@ -1,5 +1,6 @@
 """Conversion of values to Prometheus metrics; series.py declares every series."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from ssfl.program.monitor.series import BUILD_INFO, Histogram, Series
 from ssfl.program.monitor.web import Request, Response, Route
@@ -48,7 +48,10 @@ def histograms(series: Series, by_labels: Mapping[Any, Histogram]) -> Metric:
     """Return histograms by the values of their labels."""
     family = HistogramMetricFamily(series.name, series.text, labels=series.labels)
     for labels, histogram in by_labels.items():
-        buckets = [(floatToGoString(bound), float(n)) for bound, n in histogram.buckets()]
+        buckets = [
+            ("+Inf" if bound == math.inf else repr(bound), float(n))
+            for bound, n in histogram.buckets()
+        ]
         family.add_metric([labels] if isinstance(labels, str) else labels, buckets, histogram.total)
     return family
 
