@@ -8,8 +8,9 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ssfl.codec.contract import Buffer, Encoding, SparseVector
+from ssfl.codec.contract import Encoding, SparseVector
 from ssfl.codec.errors import CodecError
+from ssfl.codec.sections import Buffer
 
 # Quiet and signalling NaN with payloads, both zeros, both infinities, subnormals.
 SPECIAL = (0x7FC01234, 0x7F801234, 0xFFC00001, 0, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x807FFFFF)

@@ -7,7 +7,7 @@ from hypothesis.extra import numpy as hnp
 
 from ssfl.codec import planes
 from ssfl.codec.errors import CodecError, TruncatedPayload
-from ssfl.codec.sections import SectionReader, SectionWriter
+from ssfl.codec.sections import SectionReader
 
 DTYPES = [np.uint8, np.uint16, np.uint32]
 
@@ -15,7 +15,7 @@ DTYPES = [np.uint8, np.uint16, np.uint32]
 def written(integers: planes.Integers) -> bytes:
     bound = planes.bound(integers.size, integers.itemsize)
     out = bytearray(bound)
-    return bytes(out[: planes.write(integers, SectionWriter(), memoryview(out))])
+    return bytes(out[: planes.write(integers, memoryview(out))])
 
 
 def test_golden_bytes_lowest_plane_first() -> None:

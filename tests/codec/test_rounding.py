@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssfl.codec.blocks import change, rounded
 from ssfl.codec.errors import UnfitValues
-from ssfl.codec.rounding import change, rounded
 
 
 def test_without_words_halves_go_to_the_even_neighbour() -> None:

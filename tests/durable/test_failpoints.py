@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.durable import failpoints
-from ssfl.durable.failpoints import (
+from failpoint_names import (
     CLIENT_POINTS,
     COORDINATOR_POINTS,
     ENDED_POINTS,
     KEEP_POINTS,
     REFRESH_POINTS,
 )
+from ssfl.durable import failpoints
 
 ROOT = Path(__file__).parents[2]
 PASS_IT = "from ssfl.durable.failpoints import failpoint\nfor _ in range(3): failpoint('a.b')"

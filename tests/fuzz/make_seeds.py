@@ -112,7 +112,7 @@ def seeds(target: str) -> Iterator[bytes]:
             if target == "planes":
                 integers = (ANY_BITS[:size] & np.uint32(0x10F)).astype(dtype)
                 out = bytearray(planes.bound(size, integers.itemsize))
-                used = planes.write(integers, SectionWriter(), memoryview(out))
+                used = planes.write(integers, memoryview(out))
                 yield count(size) + bytes([number]) + out[:used]
         for values in some_values(size) if target == "scores" else ():
             for mantissa_bits in (0, 3, 7):

@@ -11,6 +11,7 @@ run_target.py runs them on coverage-guided inputs, test_fuzz.py on those of corp
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,8 @@ def fuzz_sections(data: bytes) -> bool:
 
 def fuzz_planes(data: bytes) -> bool:
     start = Input(data)
-    count, dtype = start.count(), (np.uint8, np.uint16, np.uint32)[start.number() % 3]
+    count = start.count()
+    dtype: Any = (np.uint8, np.uint16, np.uint32)[start.number() % 3]
     try:
         integers = planes.read(SectionReader(start.rest()), count, dtype)
     except CodecError:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from ssfl.durable.failpoints import COORDINATOR_POINTS, REFRESH_POINTS
+from failpoint_names import COORDINATOR_POINTS, REFRESH_POINTS
 from ssfl.method.settings import RunSettings
 
 POINTS = (*COORDINATOR_POINTS, *REFRESH_POINTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssfl.durable.failpoints import KEEP_POINTS
+from failpoint_names import KEEP_POINTS
 from ssfl.program.exits import ExitCode
 from system.programs import Coordinator, Program, Programs, until
 from system.raw_client import RUN, expected_values, take_part_with_rejoins

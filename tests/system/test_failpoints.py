@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ssfl.durable.failpoints import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POINTS, REFRESH_POINTS
+from failpoint_names import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POINTS, REFRESH_POINTS
 from ssfl.v1 import transfer_pb2
 from system.federation import ROUNDS, SHARDS, FinishedRun
 from system.federation import RUN as REAL_RUN

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ssfl.program.monitor.histogram import Histogram
-from ssfl.program.monitor.series import SECONDS
+from ssfl.program.monitor.series import SECONDS, Histogram
 
 WORKS = ("score", "train", "evaluate", "personalize")
 STATES = ("joining", "waiting", "downloading", *WORKS, "uploading")

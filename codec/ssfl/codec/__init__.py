@@ -2,14 +2,6 @@
 
 The package needs only numpy and zstandard. docs/codec.md explains its use, docs/wire-format.md
 specifies every byte.
-
->>> import numpy as np
->>> from ssfl.codec import values_only
->>> payload = values_only.encode(np.array([1.0, -2.0, 0.5], dtype=np.float32))
->>> bytes(payload).hex()
-'0000803f000000c00000003f'
->>> values_only.decode(payload, count=3).tolist()
-[1.0, -2.0, 0.5]
 """
 
 from ssfl.codec import (

@@ -5,27 +5,21 @@ adds the change to its reference in float32. Layout: byte planes of the 16-bit p
 so that the sign is the lowest bit and the high plane holds only the exponent.
 """
 
-from dataclasses import dataclass
-from typing import cast
-
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.codec import planes
-from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.blocks import Floats, Words, change
 from ssfl.codec.errors import MalformedPayload, UnfitValues
-from ssfl.codec.rounding import change
-from ssfl.codec.sections import SectionReader, SectionWriter
+from ssfl.codec.sections import SectionReader
 
 _INFINITY = 0x7F80  # exponent of infinity and NaN
 
 
-@dataclass(frozen=True)
 class Bfloat16:
     """Changes with 8 bits of precision."""
 
-    name: str = "bfloat16"
-    lossless: bool = False
+    name = "bfloat16"
+    lossless = False
 
     def block_bound(self, count: int) -> int:
         return planes.bound(count, 2)
@@ -42,10 +36,10 @@ class Bfloat16:
         if ((top & _INFINITY) == _INFINITY).any():
             raise UnfitValues("a change is too large for bfloat16")
         rotated = (top << np.uint16(1)) | (top >> np.uint16(15))
-        return planes.write(rotated, SectionWriter(), out)
+        return planes.write(rotated, out)
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        rotated = cast(npt.NDArray[np.uint16], planes.read(reader, reference.size, np.uint16))
+        rotated = planes.read(reader, reference.size, np.uint16)
         top = (rotated >> np.uint16(1)) | (rotated << np.uint16(15))
         if ((top & _INFINITY) == _INFINITY).any():
             raise MalformedPayload("a change that is not finite")

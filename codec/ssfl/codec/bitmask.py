@@ -37,11 +37,7 @@ class Bitmask(Encoding):
         yield from values_only.encode_parts(vector.values)
 
     def unpack(
-        self,
-        payload: memoryview,
-        size: int,
-        num_kept: int,
-        bits: bytes | None,  # noqa: ARG002  # compared by the caller
+        self, payload: memoryview, size: int, num_kept: int, _bits: bytes | None, /
     ) -> SparseVector:
         split = packed_bytes(size)
         packed = bytes(payload[:split])

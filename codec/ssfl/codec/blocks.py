@@ -12,16 +12,6 @@ Contract of every value code (`ValueCode`):
 - A lossy code refuses NaN and infinity. It rounds to nearest or, given random words,
   stochastically: the probability of rounding up makes the expectation exact.
 - Any bytes decode or raise a CodecError. Allocation never depends on a length the sender claims.
-
->>> import numpy as np
->>> from ssfl.codec import reference
->>> base = np.linspace(-1, 1, 1000, dtype=np.float32)
->>> values = base * np.float32(1.0001)
->>> payload = encode(reference.CODE, values, base)
->>> len(payload) <= max_encoded_bytes(reference.CODE, 1000), len(payload) < values.nbytes
-(True, True)
->>> bool((decode(reference.CODE, payload, 1000, base) == values).all())
-True
 """
 
 from collections.abc import Iterator
@@ -30,12 +20,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.codec.errors import CodecError, TrailingBytes
+from ssfl.codec.errors import CodecError, TrailingBytes, UnfitValues
 from ssfl.codec.sections import Buffer, SectionReader, check_can_hold
 
 BLOCK = 1 << 16  # values: 256 KiB, so that scratch memory fits in a core's cache
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
+Doubles = npt.NDArray[np.float64]
 
 
 class ValueCode(Protocol):
@@ -79,9 +70,9 @@ def encode_into(
     A `reference` of None means zeros, which every receiver has. `words`, one random word per
     value, make a lossy code round stochastically.
     """
-    _check(values, reference, words)
+    _check(values, words)
     at = 0
-    for part, against in _blocks(values, reference):
+    for part, against in _blocks(values.size, reference):
         noise = None if words is None else words[part]
         at += code.encode_block(values[part], against, noise, out[at:])
     return at
@@ -91,7 +82,7 @@ def encode(
     code: ValueCode, values: Floats, reference: Floats | None, words: Words | None = None
 ) -> memoryview:
     """Return the payload."""
-    _check(values, reference, words)
+    _check(values, words)
     payload = bytearray(max_encoded_bytes(code, values.size))
     with memoryview(payload) as out:
         used = encode_into(code, values, reference, out, words)
@@ -103,15 +94,9 @@ def decode_blocks(
     code: ValueCode, payload: Buffer, count: int, reference: Floats | None
 ) -> Iterator[tuple[int, Floats]]:
     """Yield (start, values) for every block of a payload that must hold `count` values."""
-    _check(None, reference)
-    if reference is not None and reference.size != count:
-        raise CodecError(f"a reference of {reference.size} values for {count}")
     reader = SectionReader(payload)
-    zeros = np.zeros(min(count, BLOCK) if reference is None else 0, dtype=np.float32)
-    for start in range(0, count, BLOCK):
-        end = min(start + BLOCK, count)
-        against = zeros[: end - start] if reference is None else reference[start:end]
-        yield start, code.decode_block(reader, against)
+    for part, against in _blocks(count, reference):
+        yield part.start, code.decode_block(reader, against)
     if reader.left:
         raise TrailingBytes(reader.at, reader.at + reader.left)
 
@@ -139,21 +124,38 @@ def check_row(what: str, array: npt.NDArray[np.generic], dtype: type[np.generic]
         raise TypeError(f"{what} must be one row of {dtype.__name__}, got {got[0]} {got[1]}")
 
 
-def _check(values: Floats | None, reference: Floats | None, words: Words | None = None) -> None:
-    if values is not None:
-        check_row("values", values, np.float32)
-    if reference is not None:
-        check_row("the reference", reference, np.float32)
+def change(values: Floats, reference: Floats) -> Floats:
+    """Return values - reference as float32; raise UnfitValues unless it is finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = values - reference
+    if not np.isfinite(difference).all():
+        raise UnfitValues("a lossy code holds finite changes only: there is a NaN or an infinity")
+    return difference
+
+
+def rounded(numbers: Doubles, words: Words | None) -> Doubles:
+    """Round in place to nearest (ties to even), or stochastically if random words are given."""
+    if words is None:
+        return np.rint(numbers, out=numbers)
+    numbers += words * 2.0**-32  # in [0, 1)
+    return np.floor(numbers, out=numbers)
+
+
+def _check(values: Floats, words: Words | None) -> None:
+    check_row("values", values, np.float32)
     if words is not None:
         check_row("random words", words, np.uint32)
-        if values is not None and words.size != values.size:
+        if words.size != values.size:
             raise CodecError(f"{words.size} random words for {values.size} values")
 
 
-def _blocks(values: Floats, reference: Floats | None) -> Iterator[tuple[slice, Floats]]:
-    if reference is not None and reference.shape != values.shape:
-        raise CodecError(f"a reference of {reference.size} values for {values.size}")
-    zeros = np.zeros(min(values.size, BLOCK) if reference is None else 0, dtype=np.float32)
-    for start in range(0, values.size, BLOCK):
-        part = slice(start, min(start + BLOCK, values.size))
+def _blocks(count: int, reference: Floats | None) -> Iterator[tuple[slice, Floats]]:
+    """Yield the places of every block and the reference values at these places."""
+    if reference is not None:
+        check_row("the reference", reference, np.float32)
+        if reference.size != count:
+            raise CodecError(f"a reference of {reference.size} values for {count}")
+    zeros = np.zeros(min(count, BLOCK) if reference is None else 0, dtype=np.float32)
+    for start in range(0, count, BLOCK):
+        part = slice(start, min(start + BLOCK, count))
         yield part, zeros[: part.stop - start] if reference is None else reference[part]

@@ -2,15 +2,6 @@
 
 `values_only` needs a receiver that holds the mask. Of equal sizes the first in ENCODINGS wins,
 which is the simpler one to read.
-
->>> choose(11_164_352, 1_116_435, mask_shared=True).name
-'values_only'
->>> choose(11_164_352, 1_116_435, mask_shared=False).name
-'bitmask'
->>> choose(11_164_352, 111_643, mask_shared=False).name
-'coo'
->>> sizes(1000, 100)
-{'dense': 4000, 'values_only': 400, 'coo': 800, 'bitmask': 525}
 """
 
 from ssfl.codec.bitmask import BITMASK

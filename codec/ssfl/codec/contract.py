@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec.errors import ChunkError, MaskError, TrailingBytes, TruncatedPayload
+from ssfl.codec.masks import checked
+from ssfl.codec.sections import Buffer
 
 MAX_SIZE = 1 << 31  # coordinates: indices fit in 32 bits, a mask in 256 MiB
 BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks start at a byte
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Encoding(ABC):
 
     @abstractmethod
     def unpack(
-        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
+        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None, /
     ) -> SparseVector:
         """Return the vector of a payload; the caller has checked its length and `bits`."""
 
@@ -205,11 +205,7 @@ def check_counts(size: int, num_kept: int) -> None:
 
 def check_mask(bits: bytes, size: int, num_kept: int) -> None:
     """Raise MaskError unless `bits` keep `num_kept` of `size` coordinates."""
-    if len(bits) != (size + 7) // 8:
-        raise MaskError(f"{len(bits)} bytes for a mask of {size} coordinates")
-    if size % 8 and bits[-1] >> (size % 8):
-        raise MaskError("bits behind the last coordinate are set")
-    actual = int(np.bitwise_count(np.frombuffer(bits, dtype=np.uint8)).sum())
+    actual = int(np.bitwise_count(np.frombuffer(checked(bits, size), dtype=np.uint8)).sum())
     if actual != num_kept:
         raise MaskError(f"the mask keeps {actual} coordinates, not {num_kept}")
 

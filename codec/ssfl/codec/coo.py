@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ssfl.codec import values_only
 from ssfl.codec.contract import BLOCK, Encoding, SparseVector, check_counts, kept_blocks
 from ssfl.codec.errors import MaskError
+from ssfl.codec.masks import packed_bytes
 
 BYTES_PER_INDEX = 4
 
@@ -45,11 +46,7 @@ class Coo(Encoding):
         yield from values_only.encode_parts(vector.values)
 
     def unpack(
-        self,
-        payload: memoryview,
-        size: int,
-        num_kept: int,
-        bits: bytes | None,  # noqa: ARG002  # compared by the caller
+        self, payload: memoryview, size: int, num_kept: int, _bits: bytes | None, /
     ) -> SparseVector:
         split = BYTES_PER_INDEX * num_kept
         indices = np.frombuffer(payload[:split], dtype="<u4").astype(np.uint32, copy=False)
@@ -70,7 +67,7 @@ def _check_indices(indices: Indices, size: int) -> None:
 
 def _packed(indices: Indices, size: int) -> bytes:
     """Return the packed mask of ascending indices, block by block to save memory."""
-    packed = bytearray((size + 7) // 8)
+    packed = bytearray(packed_bytes(size))
     begin = 0
     while begin < indices.size:  # blocks without kept coordinates are skipped
         start = int(indices[begin]) // BLOCK * BLOCK

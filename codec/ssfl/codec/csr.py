@@ -5,11 +5,6 @@
 The tensor is seen as a matrix: the first dimension gives the rows, all others together the
 columns. A tensor of one dimension is one row. Each tensor has its own row pointers. CSR is never
 smaller than COO, which has indices of the same width and no pointers.
-
->>> encoded_bytes((512, 256), num_kept=13_107)
-106908
->>> encoded_bytes((64, 3, 3, 3), num_kept=172)  # 64 rows of 27 columns
-1636
 """
 
 import math

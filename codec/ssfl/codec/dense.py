@@ -45,14 +45,15 @@ class Dense(Encoding):
             yield values_only.encode(block)
 
     def unpack(
-        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
+        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None, /
     ) -> SparseVector:
         values = values_only.decode(payload, size)
         words = values.view(np.uint32)  # -0.0 and +0.0 differ
         if bits is None:
             if np.count_nonzero(words) > num_kept:
                 raise MaskError(f"more than {num_kept} coordinates are not zero")
-            return SparseVector(size, _all_kept(size), values)
+            spare = bytes([(1 << size % 8) - 1]) if size % 8 else b""
+            return SparseVector(size, b"\xff" * (size // 8) + spare, values)  # all are kept
         chosen = np.empty(num_kept, dtype=np.float32)
         at = 0
         for start, kept in kept_blocks(bits, size):
@@ -63,11 +64,6 @@ class Dense(Encoding):
             chosen[at : at + taken.size] = taken
             at += taken.size
         return SparseVector(size, bits, chosen)
-
-
-def _all_kept(size: int) -> bytes:
-    spare = bytes([(1 << size % 8) - 1]) if size % 8 else b""
-    return b"\xff" * (size // 8) + spare
 
 
 DENSE = Dense()

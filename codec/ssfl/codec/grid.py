@@ -6,17 +6,14 @@ float32. Layout: g as one byte, then the byte planes of the zigzagged codes.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.codec import planes
-from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.blocks import Floats, Words, change, rounded
 from ssfl.codec.errors import MalformedPayload, UnfitValues
 from ssfl.codec.reference import unzigzag, zigzag
-from ssfl.codec.rounding import change, rounded
-from ssfl.codec.sections import SectionReader, SectionWriter
+from ssfl.codec.sections import SectionReader
 
 MIN_BITS, MAX_BITS = 1, 40
 DEFAULT_BITS = 16
@@ -45,13 +42,13 @@ class Grid:
         if np.abs(numbers).max(initial=0.0) >= 2.0**31:
             raise UnfitValues(f"a change is too large for the grid 2^-{self.bits}")
         out[0] = self.bits
-        return 1 + planes.write(zigzag(numbers.astype(np.int32)), SectionWriter(), out[1:])
+        return 1 + planes.write(zigzag(numbers.astype(np.int32)), out[1:])
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
         (bits,) = reader.read_raw(1)
         if not MIN_BITS <= bits <= MAX_BITS:
             raise MalformedPayload(f"a grid of {bits} bits; {MIN_BITS} to {MAX_BITS} are possible")
-        codes = cast(npt.NDArray[np.uint32], planes.read(reader, reference.size, np.uint32))
+        codes = planes.read(reader, reference.size, np.uint32)
         changes = unzigzag(codes).astype(np.float64) * 2.0**-bits
         with np.errstate(over="ignore", invalid="ignore"):
             return reference + changes.astype(np.float32)

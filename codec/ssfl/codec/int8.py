@@ -6,28 +6,22 @@ A step is the group's largest |change| / 127. The receiver computes reference + 
 float32. Codes are zigzagged (0, -1, 1, -2 … as 0, 1, 2, 3 …).
 """
 
-from dataclasses import dataclass
-from typing import cast
-
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.codec import planes
-from ssfl.codec.blocks import Floats, Words
+from ssfl.codec.blocks import Floats, Words, change, rounded
 from ssfl.codec.errors import MalformedPayload, UnfitValues
-from ssfl.codec.rounding import change, rounded
-from ssfl.codec.sections import SectionReader, SectionWriter
+from ssfl.codec.sections import SectionReader
 
 GROUP = 256  # values that share a step
 _LARGEST = 127
 
 
-@dataclass(frozen=True)
 class Int8:
     """Changes in 255 steps."""
 
-    name: str = "int8"
-    lossless: bool = False
+    name = "int8"
+    lossless = False
 
     def block_bound(self, count: int) -> int:
         return 4 * _groups(count) + planes.bound(count, 1)
@@ -47,11 +41,11 @@ class Int8:
         numbers = changes / np.repeat(divisors, GROUP)[: changes.size]
         codes = np.clip(rounded(numbers, words), -_LARGEST, _LARGEST).astype(np.int16)
         zigzagged = ((codes << 1) ^ (codes >> 15)).astype(np.uint8)
-        return steps.nbytes + planes.write(zigzagged, SectionWriter(), out[steps.nbytes :])
+        return steps.nbytes + planes.write(zigzagged, out[steps.nbytes :])
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
         steps = np.frombuffer(reader.read_raw(4 * _groups(reference.size)), dtype="<f4")
-        zigzagged = cast(npt.NDArray[np.uint8], planes.read(reader, reference.size, np.uint8))
+        zigzagged = planes.read(reader, reference.size, np.uint8)
         codes = zigzagged.astype(np.int16)
         codes = (codes >> 1) ^ -(codes & 1)
         with np.errstate(over="ignore", invalid="ignore"):  # checked below

@@ -4,12 +4,15 @@ The high bytes of small integers are nearly always zero; grouped into planes the
 Each plane is a section (sections.py).
 """
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec.sections import HEADER_BYTES, SectionReader, SectionWriter
 
 Integers = npt.NDArray[np.uint32] | npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
+Integer = TypeVar("Integer", np.uint32, np.uint16, np.uint8)
 
 
 def bound(count: int, item_bytes: int) -> int:
@@ -17,19 +20,17 @@ def bound(count: int, item_bytes: int) -> int:
     return item_bytes * (HEADER_BYTES + count)
 
 
-def write(integers: Integers, writer: SectionWriter, out: memoryview) -> int:
-    """Write the planes; return the number of bytes written.
-
-    Shifting and narrowing is twice as fast as a strided view of the bytes.
-    """
-    at = 0
+def write(integers: Integers, out: memoryview) -> int:
+    """Write the planes; return the number of bytes written."""
+    at, writer = 0, SectionWriter()
     for place in range(integers.itemsize):
+        # Shifting and narrowing is twice as fast as a strided view of the bytes.
         shifted = integers >> integers.dtype.type(8 * place) if place else integers
         at += writer.write(shifted.astype(np.uint8), out[at:])
     return at
 
 
-def read(reader: SectionReader, count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+def read(reader: SectionReader, count: int, dtype: type[Integer]) -> npt.NDArray[Integer]:
     """Return `count` integers from the next planes."""
     planes = [reader.read(count) for _ in range(np.dtype(dtype).itemsize)]
     while len(planes) > 1 and not planes[-1].max(initial=0):  # common: small differences

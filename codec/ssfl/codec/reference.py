@@ -10,27 +10,23 @@ With a reference of zeros, step 3 moves the sign to the lowest bit and leaves th
 highest plane.
 """
 
-from dataclasses import dataclass
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec import planes
 from ssfl.codec.blocks import Floats, Words
-from ssfl.codec.sections import SectionReader, SectionWriter
+from ssfl.codec.sections import SectionReader
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN = np.int32(31)
 _ONE = np.int32(1)
 
 
-@dataclass(frozen=True)
 class Reference:
     """The lossless value code."""
 
-    name: str = "reference"
-    lossless: bool = True
+    name = "reference"
+    lossless = True
 
     def block_bound(self, count: int) -> int:
         return planes.bound(count, 4)
@@ -40,10 +36,10 @@ class Reference:
     ) -> int:
         ordered = _ordered(values)
         ordered -= _ordered(reference)  # modulo 2^32, as numpy's integers are
-        return planes.write(zigzag(ordered), SectionWriter(), out)
+        return planes.write(zigzag(ordered), out)
 
     def decode_block(self, reader: SectionReader, reference: Floats) -> Floats:
-        codes = cast(npt.NDArray[np.uint32], planes.read(reader, reference.size, np.uint32))
+        codes = planes.read(reader, reference.size, np.uint32)
         ordered = unzigzag(codes)
         ordered += _ordered(reference)
         return _bits_in_order(ordered).view(np.float32)

@@ -19,6 +19,7 @@ tensor) with initial weight w has:
 """
 
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -28,13 +29,7 @@ import numpy.typing as npt
 
 from ssfl.codec.errors import MalformedPayload, MaskError, TrailingBytes
 from ssfl.codec.masks import checked, packed_bytes
-from ssfl.codec.sections import (
-    HEADER_BYTES,
-    Buffer,
-    SectionReader,
-    SectionWriter,
-    check_can_hold,
-)
+from ssfl.codec.sections import HEADER_BYTES, Buffer, SectionReader, SectionWriter, check_can_hold
 
 CLASSES = 64
 Shape = tuple[int, ...]
@@ -52,9 +47,8 @@ _LARGE = 1 << 20  # coordinates above which the narrowest classes are best
 
 def max_encoded_bytes(shapes: Sequence[Shape]) -> int:
     """Return the largest possible payload for tensors of these shapes, in bytes."""
-    size = sum(math.prod(shape) for shape in shapes)
-    side = sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
-    return 2 + HEADER_BYTES + side + (HEADER_BYTES + 1) * CLASSES + packed_bytes(size)
+    sections = HEADER_BYTES + _side_size(shapes) + (HEADER_BYTES + 1) * CLASSES
+    return 2 + sections + packed_bytes(sum(map(math.prod, shapes)))
 
 
 def encode(bits: bytes, shapes: Sequence[Shape], weights: Floats | None = None) -> memoryview:
@@ -62,10 +56,12 @@ def encode(bits: bytes, shapes: Sequence[Shape], weights: Floats | None = None) 
 
     `weights` are the initial weights of the masked coordinates, if the receiver holds them.
     """
-    kept = _unpacked(bits, shapes)
-    _check_weights(weights, kept.size)
+    size = sum(map(math.prod, shapes))
+    packed = np.frombuffer(checked(bits, size), dtype=np.uint8)
+    kept = np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)
+    _check_weights(weights, size)
     side = [*_side_information(kept, shapes, weights)]
-    widths = _WIDTHS if kept.size < _LARGE else _WIDTHS[:1]
+    widths = _WIDTHS if size < _LARGE else _WIDTHS[:1]
     tries = (_encode(kept, shapes, side, weights, width) for width in widths)
     return min(tries, key=len)
 
@@ -85,7 +81,8 @@ def _encode(
     out = memoryview(bytearray(max_encoded_bytes(shapes)))
     out[0], out[1] = int(weights is not None), width
     writer = SectionWriter(levels=(1,))
-    at = 2 + writer.write(np.concatenate([_no_bytes(), *map(_side_bytes, side)]), out[2:])
+    about = np.frombuffer(b"".join(map(_side_bytes, side)), dtype=np.uint8)
+    at = 2 + writer.write(about, out[2:])
     for pieces in contents:
         content = np.concatenate([np.empty(0, dtype=np.bool_), *pieces])
         pieces.clear()
@@ -96,7 +93,7 @@ def _encode(
 
 def decode(payload: Buffer, shapes: Sequence[Shape], weights: Floats | None = None) -> bytes:
     """Return the packed bits of a mask over tensors of these shapes."""
-    size = sum(math.prod(shape) for shape in shapes)
+    size = sum(map(math.prod, shapes))
     _check_weights(weights, size)
     check_can_hold(len(payload), packed_bytes(size))
     reader = SectionReader(payload)
@@ -145,10 +142,9 @@ def _dimensions(shape: Shape) -> tuple[int, int, int]:
     return outputs, inputs, math.prod(shape[2:])
 
 
-def _unpacked(bits: bytes, shapes: Sequence[Shape]) -> Bools:
-    size = sum(math.prod(shape) for shape in shapes)
-    packed = np.frombuffer(checked(bits, size), dtype=np.uint8)
-    return np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)
+def _side_size(shapes: Sequence[Shape]) -> int:
+    """Return the bytes of the side information."""
+    return sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
 
 
 def _side_information(
@@ -221,27 +217,16 @@ def _sorted(
         start += outputs * row
 
 
-def _no_bytes() -> npt.NDArray[np.uint8]:
-    return np.empty(0, dtype=np.uint8)
-
-
-def _side_bytes(info: _Side) -> npt.NDArray[np.uint8]:
-    return np.concatenate(
-        [
-            np.array([info.middle], dtype="<i2").view(np.uint8),
-            info.inputs.astype(np.int8).view(np.uint8),
-            info.outputs.astype(np.int8).view(np.uint8),
-        ]
-    )
+def _side_bytes(info: _Side) -> bytes:
+    levels = np.concatenate([info.inputs, info.outputs])
+    return struct.pack("<h", info.middle) + levels.astype(np.int8).tobytes()
 
 
 def _read_side(reader: SectionReader, shapes: Sequence[Shape]) -> Iterator[_Side]:
-    size = sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
-    content = reader.read(size)
+    content = reader.read(_side_size(shapes))
     at = 0
-    for shape in shapes:
-        outputs, inputs, _ = _dimensions(shape)
-        middle = int(content[at : at + 2].copy().view("<i2")[0])
+    for outputs, inputs, _ in map(_dimensions, shapes):
+        (middle,) = struct.unpack("<h", content[at : at + 2].tobytes())
         levels = content[at + 2 : at + 2 + inputs + outputs].view(np.int8).astype(np.int32)
         yield _Side(middle, levels[:inputs], levels[inputs:])
         at += 2 + inputs + outputs

@@ -20,15 +20,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.codec.contract import (
-    BLOCK,
-    Buffer,
-    Encoding,
-    SparseVector,
-    check_counts,
-    check_length,
-)
+from ssfl.codec.contract import BLOCK, Encoding, SparseVector, check_counts, check_length
 from ssfl.codec.errors import MaskError
+from ssfl.codec.sections import Buffer
 
 BYTES_PER_VALUE = 4
 
@@ -72,7 +66,7 @@ class ValuesOnly(Encoding):
         return encode_parts(vector.values)
 
     def unpack(
-        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None
+        self, payload: memoryview, size: int, num_kept: int, bits: bytes | None, /
     ) -> SparseVector:
         if bits is None:
             raise MaskError("values alone cannot be placed: the mask is needed")

@@ -9,15 +9,13 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
+from ssfl.datasets.data_set import Array
 from ssfl.datasets.errors import ShardError
 from ssfl.datasets.wording import format_bytes
-
-Array = npt.NDArray[Any]
 
 MEMORY_ADVICE = "close other programs, or keep fewer samples in the file"
 _COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -8,6 +8,9 @@ DataError
 └─ PartitionError  the data cannot be cut among the clients as requested
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DataError(Exception):
     """Base class of all exceptions of `ssfl.datasets`."""
@@ -31,3 +34,12 @@ class DownloadError(DataError):
 
 class PartitionError(DataError):
     """The partition is impossible; the message suggests one that is possible."""
+
+
+@contextmanager
+def errors_of(place: object) -> Iterator[None]:
+    """Prefix the message of a ShardError or SourceError with the file or folder it is about."""
+    try:
+        yield
+    except (ShardError, SourceError) as error:
+        raise type(error)(f"{place}: {error}") from error

@@ -113,11 +113,16 @@ def read_named_set(
             missing = error.missing if error.partly else missing
     if not options.download:
         raise SourceError(_explain_missing(options, published, places, missing))
-    _download(published, options.mirror, places[0], on_progress, retries)
+    folder, address = places[0], options.mirror or published.address
+    if not address.lower().startswith(("http://", "https://")):
+        raise SourceError(f"--mirror must begin with http:// or https://, got {options.mirror!r}")
+    for name, md5 in published.files.items():
+        if not (folder / name).is_file():
+            fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, retries)
     try:
-        return published.read(places[0], on_progress)
+        return published.read(folder, on_progress)
     except MissingFiles as error:
-        raise SourceError(f"{places[0]} still lacks {', '.join(error.missing)}") from error
+        raise SourceError(f"{folder} still lacks {', '.join(error.missing)}") from error
 
 
 def _search_paths(options: SourceOptions, published: PublishedSet) -> list[Path]:
@@ -146,18 +151,3 @@ def _explain_missing(
         f"expected there: {published.expects}. Set its location with --path, "
         f"download it with --download{debian}"
     )
-
-
-def _download(
-    published: PublishedSet,
-    mirror: str,
-    folder: Path,
-    on_progress: Progress | None,
-    retries: RetryPolicy,
-) -> None:
-    address = mirror or published.address
-    if not address.lower().startswith(("http://", "https://")):
-        raise SourceError(f"--mirror must begin with http:// or https://, got {mirror!r}")
-    for name, md5 in published.files.items():
-        if not (folder / name).is_file():
-            fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, retries)

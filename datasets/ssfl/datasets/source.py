@@ -6,6 +6,8 @@ imported when they are needed, so that a table needs no image library.
 """
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -92,12 +94,23 @@ def read_source(options: SourceOptions, on_progress: Progress | None = None) -> 
 
         return read_arrays(path, options)
     if kind == "table":
-        from ssfl.datasets.tables.table import read_table
+        with _needs("tables are read with pyarrow"):
+            from ssfl.datasets.tables.table import read_table
 
         return read_table(path, options, on_progress)
-    from ssfl.datasets.images.folders import read_image_folder
+    with _needs("images are read with Pillow"):
+        from ssfl.datasets.images.folders import read_image_folder
 
     return read_image_folder(path, options, on_progress)
+
+
+@contextmanager
+def _needs(library: str) -> Iterator[None]:
+    """Explain how to install a library that is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise SourceError(f"{library}: pip install 'ssfl[data]'") from error
 
 
 def flag(option: str) -> str:
@@ -110,8 +123,7 @@ def _kind(source: str) -> str:
         return "digits" if source == EMBEDDED else "published"
     path = Path(source).expanduser()
     if source and path.is_dir():
-        _refuse_original_files(path)
-        _refuse_parquet(path)
+        _refuse_other_folders(path)
         return "folder"
     for kind, endings in (("arrays", ARRAYS), ("table", TABLES)):
         if source.lower().endswith(endings):
@@ -140,8 +152,8 @@ def _explain_unknown_source(source: str, path: Path) -> str:
     )
 
 
-def _refuse_original_files(folder: Path) -> None:
-    """Raise SourceError if the folder holds the files of a published data set, not images."""
+def _refuse_other_folders(folder: Path) -> None:
+    """Raise SourceError if the folder holds a published data set or a table, not images."""
     entries = list(folder.iterdir())
     inside = {entry.name for entry in entries if entry.is_dir()}
     files = {entry.name for entry in entries if entry.is_file()}
@@ -153,14 +165,8 @@ def _refuse_original_files(folder: Path) -> None:
             raise SourceError(
                 f"{folder} holds the files of {name}{also}: --source {name} --path {folder}"
             )
-
-
-def _refuse_parquet(folder: Path) -> None:
-    """Raise SourceError if the folder is a table in several Parquet files, not images."""
-    entries = list(folder.iterdir())
     has_parts = any(entry.name.lower().endswith(".parquet") for entry in entries)
-    has_folders = any(entry.is_dir() for entry in entries)
-    if folder.name.lower().endswith(".parquet") or (has_parts and not has_folders):
+    if folder.name.lower().endswith(".parquet") or (has_parts and not inside):
         raise SourceError(
             f"{folder} is a folder of Parquet files; only one file is read: join them in Python, "
             "import pyarrow.parquet as pq; "

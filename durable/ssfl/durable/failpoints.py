@@ -14,32 +14,11 @@ broken raise OSError EIO: the disk does not respond
 import errno
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 VARIABLE = "FAILPOINTS"
-_ATOMIC = ("written", "synced", "renamed", "named")  # the stages of files.atomic_file
-
-# All failpoints. Those of a file start with the first part of its name.
-COORDINATOR_POINTS = (
-    "journal.taken", "journal.created", "journal.append", "journal.torn", "journal.written",
-    "journal.synced",
-    "ledger.append", "ledger.written",
-    "spool.chunk", "spool.chunk-written", "spool.verified", "spool.synced", "spool.renamed",
-    "spool.kept", "spool.drop", "spool.dropped",
-    "sum.open", "sum.fold", "sum.reduce", "sum.stored",
-    "ack.join", "ack.initial", "ack.upload", "ack.evaluation", "ack.leave",
-    *(f"{kind}.{stage}" for kind in ("manifest", "mask", "values") for stage in _ATOMIC),
-)  # fmt: skip
-REFRESH_POINTS = tuple(f"scored.{stage}" for stage in _ATOMIC)  # runs that refresh the mask
-KEEP_POINTS = ("accepted.move", "accepted.moved")  # runs with --keep-uploads
-CLIENT_POINTS = (
-    "client.scored", "client.trained", "client.saved", "client.chunk", "client.receipt",
-    "client.dropped",
-    *(f"answer.{stage}" for stage in _ATOMIC),
-)  # fmt: skip
-ENDED_POINTS = ("client.goodbye",)  # clients whose run is over
-
 _ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
 
 
@@ -48,10 +27,6 @@ class _Fault:
     kind: str
     passage: int
     lasting: bool
-
-
-def _kill(_name: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _parse(text: str) -> dict[str, _Fault]:
@@ -66,7 +41,7 @@ def _parse(text: str) -> dict[str, _Fault]:
 
 
 _armed: dict[str, _Fault] = {}
-_passages: dict[str, int] = {}
+_passages: Counter[str] = Counter()
 _hook: Callable[[str], None] | None = None
 
 
@@ -83,19 +58,18 @@ def failpoint(name: str) -> None:
     """Mark a failpoint; do nothing unless a fault or a hook is set."""
     if _hook is not None:
         _hook(name)
-    if not _armed or name not in _armed:
+    fault = _armed.get(name)
+    if fault is None:
         return
-    fault = _armed[name]
-    _passages[name] = _passages.get(name, 0) + 1
-    passed = _passages[name]
-    if passed == fault.passage or (fault.lasting and passed > fault.passage):
+    _passages[name] += 1
+    if _passages[name] == fault.passage or (fault.lasting and _passages[name] > fault.passage):
         trigger(fault.kind, name)
 
 
 def trigger(kind: str, name: str) -> None:
     """Inject a fault: end the process or raise OSError."""
     if kind == "kill":
-        _kill(name)
+        os.kill(os.getpid(), signal.SIGKILL)
     raise OSError(_ERRORS[kind], os.strerror(_ERRORS[kind]), f"failpoint {name}")
 
 

@@ -3,7 +3,6 @@
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 LOCK = "lock"
@@ -56,12 +55,7 @@ class DirectoryLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _error(self, what: str) -> DirectoryUnusable:

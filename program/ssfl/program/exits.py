@@ -93,12 +93,9 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         _discard_stdout()
         return int(ExitCode.DONE)
-    except ProgramError as error:
+    except (ProgramError, DirectoryUnusable) as error:
         _print_error(f"{prog}: error: {error}")
-        return int(error.exit_code)
-    except DirectoryUnusable as error:
-        _print_error(f"{prog}: error: {error}")
-        return int(ExitCode.STATE)
+        return int(error.exit_code if isinstance(error, ProgramError) else ExitCode.STATE)
     except KeyboardInterrupt:
         _print_error(f"{prog}: interrupted")
         return int(ExitCode.INTERRUPTED)

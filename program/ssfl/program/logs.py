@@ -81,15 +81,14 @@ class TextFormatter(logging.Formatter):
         if names := [name for name in getattr(record, "text_fields", fields) if name in fields]:
             shown = " ".join(f"{name}={_text(fields[name])}" for name in names)
             parts.append(" " + self._paint(shown, _DIM))
-        return "\n".join([" ".join(parts), *self._traceback(record)])
+        line = " ".join(parts)
+        if not record.exc_info:
+            return line
+        trace = printable_lines(self.formatException(record.exc_info))
+        return f"{line}\n{_INDENT}{_indented(trace)}"
 
     def _paint(self, text: str, code: str) -> str:
         return f"{code}{text}{_OFF}" if self._colour else text
-
-    def _traceback(self, record: logging.LogRecord) -> list[str]:
-        if not record.exc_info:
-            return []
-        return [_INDENT + _indented(printable_lines(self.formatException(record.exc_info)))]
 
 
 class JsonFormatter(logging.Formatter):

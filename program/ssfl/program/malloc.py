@@ -2,10 +2,19 @@
 
 import ctypes
 import gc
+from typing import Any
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _MIB = 2**20
 _RECLAIM_EVERY = 4 * _MIB
+
+
+def _of_glibc(function: str) -> Any:
+    """Return a function of glibc; None without glibc."""
+    try:
+        return getattr(ctypes.CDLL(None), function)
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def keep_chunk_buffers() -> None:
@@ -16,9 +25,8 @@ def keep_chunk_buffers() -> None:
     larger and few. They are mapped, so that freeing them returns their memory at once (ResNet-18
     scoring: 296 MB at its peak, 348 MB with everything on the heap).
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return
     mallopt(_M_MMAP_THRESHOLD, 4 * _MIB)
     # The process keeps up to 64 MiB of free memory for the chunks of concurrent uploads. 16 MiB
@@ -31,10 +39,8 @@ def keep_chunk_buffers() -> None:
 
 def trim_heap() -> None:
     """Return free heap memory to the kernel, after much memory was freed."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):
-        return
+    if malloc_trim := _of_glibc("malloc_trim"):
+        malloc_trim(0)
 
 
 class MemoryReclaimer:
@@ -68,9 +74,8 @@ def heap_bytes() -> int | None:
 
     Python's own pools of small objects are not included.
     """
-    try:
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):
+    mallinfo2 = _of_glibc("mallinfo2")
+    if mallinfo2 is None:
         return None
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()

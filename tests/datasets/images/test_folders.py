@@ -10,7 +10,7 @@ from PIL import Image
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.images.folders import read_image_folder
-from ssfl.datasets.source import SourceOptions
+from ssfl.datasets.source import SourceOptions, read_source
 from ssfl.method.streams import Stream
 
 
@@ -333,9 +333,11 @@ def test_progress_is_reported_every_hundred_images(tmp_path: Path) -> None:
 def test_without_pillow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ssfl.datasets.images.files", None)
-    with pytest.raises(SourceError, match=r"pip install 'ssfl\[data\]'"):
-        read(tmp_path)
+    monkeypatch.delitem(sys.modules, "ssfl.datasets.images.folders")
+    monkeypatch.delitem(sys.modules, "ssfl.datasets.images.files")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(SourceError, match=r"Pillow: pip install 'ssfl\[data\]'"):
+        read_source(SourceOptions(source=str(tmp_path)))
 
 
 def test_links_to_folders_that_are_already_read_are_skipped(tmp_path: Path) -> None:

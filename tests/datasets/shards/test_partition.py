@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ssfl.datasets.errors import PartitionError
 from ssfl.datasets.published.digits import digits
-from ssfl.datasets.shards.dirichlet import dirichlet
+from ssfl.datasets.shards.draw import dirichlet
 from ssfl.datasets.shards.partition import (
     KINDS,
     client_mixes,

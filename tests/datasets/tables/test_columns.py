@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.tables.cells import Cells, ColumnType
-from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey, choose
+from ssfl.datasets.tables.columns import MAX_LABELS, ColumnChoice, ColumnSurvey, choose
 from ssfl.datasets.tables.csv_file import open_csv
 from ssfl.datasets.tables.features import make_features
 from ssfl.datasets.tables.targets import make_target
@@ -37,9 +37,9 @@ def words(*texts: str) -> Cells:
     )
 
 
-def table(tmp_path: Path, header: str) -> Any:
+def chosen(tmp_path: Path, header: str, label: str, ignore: tuple[str, ...]) -> ColumnChoice:
     (tmp_path / "t.csv").write_text(f"{header}\n")
-    return open_csv(tmp_path / "t.csv")
+    return choose(tmp_path / "t.csv", open_csv(tmp_path / "t.csv").names, label, ignore)
 
 
 @given(
@@ -118,7 +118,7 @@ def test_labels_that_look_like_ids_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["label", "Target", "CLASS", "y", " outcome"])
 def test_usual_names_of_the_label_column_are_recognised(tmp_path: Path, name: str) -> None:
-    choice = choose(table(tmp_path, f"a,{name},b"), "", ())
+    choice = chosen(tmp_path, f"a,{name},b", "", ())
     assert choice.label == name and choice.features == ("a", "b")
 
 
@@ -142,11 +142,11 @@ def test_invalid_columns_are_refused_with_the_columns_of_the_table(
     tmp_path: Path, label: str, ignore: tuple[str, ...], complaint: str
 ) -> None:
     with pytest.raises(SourceError, match=complaint):
-        choose(table(tmp_path, "a,label,y,größe"), label, ignore)
+        chosen(tmp_path, "a,label,y,größe", label, ignore)
 
 
 def test_spaces_around_column_names_may_be_omitted(tmp_path: Path) -> None:
-    choice = choose(table(tmp_path, "a, b , c"), "c", ("b",))
+    choice = chosen(tmp_path, "a, b , c", "c", ("b",))
     assert choice.label == " c" and choice.features == ("a",)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from datasets.tables.table_files import csv, parquet, read, write
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.source import SourceOptions, read_source
 from ssfl.method.streams import Stream
 
 
@@ -168,6 +169,9 @@ def test_a_file_without_read_permission_is_refused(tmp_path: Path, name: str) ->
 def test_without_pyarrow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "ssfl.datasets.tables.table")
+    monkeypatch.delitem(sys.modules, "ssfl.datasets.tables.csv_file")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SourceError, match=r"pip install 'ssfl\[data\]'"):
-        csv(tmp_path, "a,label\n1,2\n")
+    path = write(tmp_path / "t.csv", "a,label\n1,2\n")
+    with pytest.raises(SourceError, match=r"pyarrow: pip install 'ssfl\[data\]'"):
+        read_source(SourceOptions(source=str(path)))

@@ -10,31 +10,24 @@ archive may hold the test samples. Nothing is unpickled.
 """
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.datasets.archive import read_archive
 from ssfl.datasets.arrays.samples import read_samples
-from ssfl.datasets.arrays.targets import Targets, read_targets
-from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.errors import ShardError, SourceError
+from ssfl.datasets.arrays.targets import read_targets
+from ssfl.datasets.data_set import Array, DataSet
+from ssfl.datasets.errors import ShardError, SourceError, errors_of
 from ssfl.datasets.source import SourceOptions
 from ssfl.datasets.wording import join_names
 
-Array = npt.NDArray[Any]
-
 _PARTS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 _ROLES = {
     **dict.fromkeys(("x", "images", "image", "data", "features", "inputs", "samples"), "samples"),
@@ -55,7 +48,7 @@ class _Pair:
 
 def read_arrays(path: Path, options: SourceOptions) -> DataSet:
     """Return the data set in an archive; raise SourceError naming the file and the array."""
-    try:
+    with errors_of(path):
         pairs, unused = _read_pairs(path)
         pairs = {part: pair for part, pair in pairs.items() if len(pair.x) or part != "test"}
         train = [pairs[part] for part in ("", "train", "val") if part in pairs]
@@ -66,8 +59,6 @@ def read_arrays(path: Path, options: SourceOptions) -> DataSet:
             raise SourceError(f"there are no training samples; expected {_USUAL}")
         if not len(train[0].x):
             raise SourceError(f"{train[0].x_name} holds no samples")
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from error
     test = pairs.get("test")
     if options.test is not None:
         if test is not None:
@@ -79,10 +70,8 @@ def read_arrays(path: Path, options: SourceOptions) -> DataSet:
         notes.append(
             f"{len(pairs['val'].x):,} validation samples were added to the training samples"
         )
-    try:
+    with errors_of(path):
         return _make_data_set(path.stem, train, test, options, notes)
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from error
 
 
 def _make_data_set(
@@ -91,42 +80,29 @@ def _make_data_set(
     pairs = [*train, *([test] if test else [])]
     samples = read_samples([(pair.x_name, pair.x) for pair in pairs], options.layout)
     targets = read_targets([(pair.y_name, pair.y) for pair in pairs], options.target)
-    x, count = list(samples.values), len(train)
-    if test and targets.class_names:
-        _refuse_unknown_labels(test, list(targets.values[:count]), targets.values[count], targets)
-    return DataSet(
-        name,
-        _join(x[:count]),
-        _join(list(targets.values[:count])),
-        x[count] if test else x[0][:0],
-        targets.values[count] if test else _none_like(targets),
-        targets.class_names,
-        (*notes, *samples.notes, *targets.notes),
-    )
-
-
-def _refuse_unknown_labels(
-    test: _Pair, train_y: list[Array], test_y: Array, targets: Targets
-) -> None:
-    """Raise SourceError if a test sample has a class without training samples."""
-    unknown = np.setdiff1d(test_y, np.concatenate(train_y))
-    if unknown.size:
-        names = join_names([targets.class_names[label] for label in unknown])
-        raise SourceError(
-            f"{test.y_name} holds labels that no training sample has: {names}; remove these "
-            "samples, or correct the labels (do training labels start at 0 and test labels at 1?)"
-        )
+    count, names = len(train), targets.class_names
+    train_x, train_y = _join(samples.values[:count]), _join(targets.values[:count])
+    test_x, test_y = train_x[:0], train_y[:0]
+    if test:
+        test_x, test_y = samples.values[count], targets.values[count]
+        unknown = np.setdiff1d(test_y, train_y) if names else ()
+        if len(unknown):
+            raise SourceError(
+                f"{test.y_name} holds labels that no training sample has: "
+                f"{join_names([names[label] for label in unknown])}; remove these samples, or "
+                "correct the labels (do training labels start at 0 and test labels at 1?)"
+            )
+    all_notes = (*notes, *samples.notes, *targets.notes)
+    return DataSet(name, train_x, train_y, test_x, test_y, names, all_notes)
 
 
 def _read_test(path: Path) -> _Pair:
     if not path.is_file():
         raise SourceError(f"there is no file {path} (--test)")
-    try:
+    with errors_of(path):
         pairs, _ = _read_pairs(path)
         if "test" not in pairs and len(pairs) != 1:
             raise SourceError(f"it is not clear which arrays are for testing: {', '.join(pairs)}")
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from error
     pair = pairs["test"] if "test" in pairs else next(iter(pairs.values()))
     if not len(pair.x):
         raise SourceError(f"{path} (--test): {pair.x_name} holds no samples")
@@ -199,9 +175,5 @@ def _check_counts(pair: _Pair) -> None:
         )
 
 
-def _join(parts: list[Array]) -> Array:
+def _join(parts: Sequence[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _none_like(targets: Targets) -> Array:
-    return targets.values[0][:0]

@@ -11,19 +11,17 @@ fit. Floats become float32. Values that are not finite are refused.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ssfl.datasets.data_set import Array
 from ssfl.datasets.errors import SourceError
-
-Array = npt.NDArray[Any]
+from ssfl.datasets.memory import first_not_finite
 
 _CHANNELS = (1, 3, 4)
+_TYPE_NAMES = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
 _PIXEL_MAX = {"uint8": 255, "uint16": 65535}
 _FEW_BITS = 14  # cameras and scanners store 10, 12 or 14 bits in uint16
-_BLOCK = 1 << 24  # numbers checked at a time
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,12 @@ class SampleArrays:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _SampleArray:
-    values: Array
-    note: str = ""
-
-
 def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> SampleArrays:
     """Return the samples of (name, array) pairs of one data set; names appear in messages."""
-    parts = [_read(name, array, layout) for name, array in arrays]
-    values = [part.values for part in parts]
-    if {array.dtype.name for _, array in arrays}.isdisjoint(_PIXEL_MAX):
-        values = _widen(values)
+    values, notes = zip(*(_read(name, array, layout) for name, array in arrays), strict=True)
+    is_converted = {array.dtype.name for _, array in arrays}.isdisjoint(_PIXEL_MAX)
+    if is_converted and {part.dtype.name for part in values} == set(_PIXEL_MAX):
+        values = tuple(part.astype(np.uint16) for part in values)
     first = values[0]
     for (name, _), other in zip(arrays, values, strict=True):
         if (other.shape[1:], other.dtype) != (first.shape[1:], first.dtype):
@@ -53,12 +45,14 @@ def read_samples(arrays: Sequence[tuple[str, Array]], layout: str) -> SampleArra
                 f"{arrays[0][0]} holds {first.dtype} of shape {first.shape[1:]}, "
                 f"{name} {other.dtype} of shape {other.shape[1:]}: they must be the same"
             )
-    return SampleArrays(tuple(values), tuple(part.note for part in parts if part.note))
+    return SampleArrays(values, tuple(filter(None, notes)))
 
 
-def _read(name: str, array: Array, layout: str) -> _SampleArray:
+def _read(name: str, array: Array, layout: str) -> tuple[Array, str]:
+    """Return the converted array and a note, which may be empty."""
     if array.dtype.kind not in "biuf":
-        raise SourceError(f"{name} holds {_type_name(array)}; samples must be numbers")
+        what = _TYPE_NAMES.get(array.dtype.kind, f"records of type {array.dtype}")
+        raise SourceError(f"{name} holds {what}; samples must be numbers")
     if not 2 <= array.ndim <= 4 or 0 in array.shape[1:]:
         raise SourceError(
             f"{name} has shape {array.shape}; samples are (N, columns), (N, height, width), "
@@ -75,30 +69,21 @@ def _read(name: str, array: Array, layout: str) -> _SampleArray:
     return _images(name, images)
 
 
-def _widen(values: list[Array]) -> list[Array]:
-    """Return integer images as uint16 if any of them is uint16."""
-    if {part.dtype.name for part in values} != set(_PIXEL_MAX):
-        return values
-    return [part.astype(np.uint16) for part in values]
-
-
-def _flat(name: str, array: Array) -> _SampleArray:
+def _flat(name: str, array: Array) -> tuple[Array, str]:
     if array.dtype.kind == "f":
-        return _SampleArray(_floats(name, array))
+        return _floats(name, array), ""
     top = _PIXEL_MAX.get(array.dtype.name)
     if top:
         note = f"{name} holds rows of {array.dtype}: divided by {top}"
-        return _SampleArray(array.astype(np.float32) / np.float32(top), note)
-    if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int64).max):
-        sample = int(
-            np.flatnonzero(((array < 0) | (array > np.iinfo(np.int64).max)).any(axis=1))[0]
-        )
+        return array.astype(np.float32) / np.float32(top), note
+    highest = np.iinfo(np.int64).max
+    if array.size and (array.min() < 0 or array.max() > highest):
+        sample = int(np.argmax(((array < 0) | (array > highest)).any(axis=1)))
         raise SourceError(
             f"{name} holds integers, which are read as token ids, but one in sample {sample} is "
             "below 0 or too large; save a table as floats"
         )
-    note = f"{name} holds rows of {array.dtype}: read as token ids"
-    return _SampleArray(array.astype(np.int64), note)
+    return array.astype(np.int64), f"{name} holds rows of {array.dtype}: read as token ids"
 
 
 def _channels_first(name: str, array: Array, layout: str) -> Array:
@@ -114,21 +99,20 @@ def _channels_first(name: str, array: Array, layout: str) -> Array:
     return array if layout == "nchw" else array.transpose(0, 3, 1, 2)
 
 
-def _images(name: str, images: Array) -> _SampleArray:
+def _images(name: str, images: Array) -> tuple[Array, str]:
     if images.dtype.kind == "f":
         values = _floats(name, images)
         top = float(values.max()) if values.size else 0.0
         note = f"{name} goes up to {top:g}; pixels are usually 0 … 1, and floats are not scaled"
-        return _SampleArray(values, note if top > 1 else "")
+        return values, note if top > 1 else ""
     if images.dtype.name in _PIXEL_MAX:
-        return _SampleArray(np.ascontiguousarray(images), dark_note(name, images))
+        return np.ascontiguousarray(images), dark_note(name, images)
     low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
     for kind, top in _PIXEL_MAX.items():
         if low >= 0 and high <= top:
             note = f"{name} holds {images.dtype} pixels {low} … {high}: kept as {kind}"
             kept = np.ascontiguousarray(images.astype(kind))
-            dark = dark_note(name, kept)
-            return _SampleArray(kept, f"{note}; {dark}" if dark else note)
+            return kept, "; ".join(filter(None, [note, dark_note(name, kept)]))
     raise SourceError(
         f"{name} holds {images.dtype} pixels {low} … {high}; integers must fit "
         "uint8 or uint16, otherwise save floats"
@@ -151,18 +135,9 @@ def _floats(name: str, array: Array) -> Array:
     """Return the array as float32; raise SourceError naming the first sample not finite."""
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, dtype=np.float32)
-    step = max(1, _BLOCK // max(1, values[:1].size))
-    for start in range(0, len(values), step):
-        block = values[start : start + step]
-        is_good = np.isfinite(block).reshape(len(block), -1).all(axis=1)
-        if not is_good.all():
-            sample = start + int(np.argmin(is_good))
-            was_finite = np.isfinite(array[sample]).all()
-            what = "a number too large for float32" if was_finite else "NaN or infinity"
-            raise SourceError(f"{name} holds {what}, first in sample {sample}")
+    sample = first_not_finite(values)
+    if sample is not None:
+        was_finite = np.isfinite(array[sample]).all()
+        what = "a number too large for float32" if was_finite else "NaN or infinity"
+        raise SourceError(f"{name} holds {what}, first in sample {sample}")
     return values
-
-
-def _type_name(array: Array) -> str:
-    names = {"U": "text", "S": "bytes", "c": "complex numbers", "M": "dates", "m": "durations"}
-    return names.get(array.dtype.kind, f"records of type {array.dtype}")

@@ -81,9 +81,7 @@ def inspect(path: Path) -> ImageInfo:
                 f"{printable_path(path)}: Pillow's pixel mode {image.mode} is not supported; "
                 "save the image with 8 or 16 bits"
             )
-        width, height = image.size
-        if _swaps_sides(image):
-            width, height = height, width
+        width, height = reversed(image.size) if _swaps_sides(image) else image.size
         kind = "grey" if image.mode in _GREY else "deep" if image.mode in _DEEP else "colour"
         has_alpha = image.mode in _WITH_ALPHA or "transparency" in image.info
         has_frames = getattr(image, "n_frames", 1) > 1
@@ -143,9 +141,9 @@ def _on_white(image: Image.Image) -> Image.Image:
     if image.mode not in _WITH_ALPHA and "transparency" not in image.info:
         return image
     rgba = image.convert("RGBA")
-    is_grey = image.mode in _GREY
     flat = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return flat.getchannel("R") if is_grey else flat  # a grey image has three equal channels
+    # A grey image has three equal channels.
+    return flat.getchannel("R") if image.mode in _GREY else flat
 
 
 @functools.cache
@@ -165,22 +163,19 @@ def _open_image(path: Path, data: bytes | None = None) -> Iterator[Image.Image]:
             content = path.open("rb") if data is None else io.BytesIO(data)
             with content as file, Image.open(file, formats=_formats()) as image:
                 yield image
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise SourceError(
-            f"{printable_path(path)}: the image has more than {Image.MAX_IMAGE_PIXELS:,} pixels, "
-            "which may be an attack; make it smaller first"
-        ) from error
-    except PermissionError as error:
-        raise SourceError(
-            f"{printable_path(path)}: you have no permission to read this file"
-        ) from error
-    except UnidentifiedImageError as error:
-        raise SourceError(
-            f"{printable_path(path)}: this is not an image, or its header is damaged; "
-            "repair or remove it"
-        ) from error
-    except _DAMAGED as error:
-        raise SourceError(
-            f"{printable_path(path)}: the image is damaged or cut short ({str(error)[:200]}); "
-            "repair or remove it"
-        ) from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError, *_DAMAGED) as error:
+        raise SourceError(f"{printable_path(path)}: {_explain(error)}") from error
+
+
+def _explain(error: Exception) -> str:
+    match error:
+        case Image.DecompressionBombWarning() | Image.DecompressionBombError():
+            largest = f"{Image.MAX_IMAGE_PIXELS:,} pixels"
+            return (
+                f"the image has more than {largest}, which may be an attack; make it smaller first"
+            )
+        case PermissionError():
+            return "you have no permission to read this file"
+        case UnidentifiedImageError():
+            return "this is not an image, or its header is damaged; repair or remove it"
+    return f"the image is damaged or cut short ({str(error)[:200]}); repair or remove it"

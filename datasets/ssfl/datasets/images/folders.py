@@ -4,20 +4,25 @@ The headers of all files are read first, so that a wrong size is reported before
 Each image is then decoded into a preallocated array.
 """
 
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssfl.datasets.arrays.samples import dark_note
 from ssfl.datasets.data_set import Array, DataSet, Progress
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.images.files import (
+    ImageForm,
+    ImageInfo,
+    decode,
+    image_endings,
+    inspect,
+    printable_path,
+)
 from ssfl.datasets.images.trees import ImageTree, find_images
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.source import SourceOptions
-
-if TYPE_CHECKING:  # Pillow is imported when images are read
-    from ssfl.datasets.images.files import ImageForm, ImageInfo
 
 _KINDS = ("grey", "deep", "colour")  # of `ImageInfo`
 _REPORT_EVERY = 100  # images
@@ -28,10 +33,6 @@ def read_image_folder(
     path: Path, options: SourceOptions, on_progress: Progress | None = None
 ) -> DataSet:
     """Return the images as a data set; raise SourceError if they cannot be read."""
-    try:
-        from ssfl.datasets.images.files import image_endings
-    except ImportError as error:
-        raise SourceError("images are read with Pillow: pip install 'ssfl[data]'") from error
     tree = find_images(path, options.test, image_endings())
     infos = _inspect(tree, on_progress)
     form = _form(infos, options)
@@ -44,11 +45,8 @@ def read_image_folder(
     return DataSet(name, train_x, train_y, test_x, test_y, class_names, notes)
 
 
-def _inspect(tree: ImageTree, on_progress: Progress | None) -> "dict[Path, ImageInfo]":
-    from ssfl.datasets.images.files import inspect
-
-    parts = (*tree.train.values(), *tree.test.values())
-    paths = [path for images in parts for path in images]
+def _inspect(tree: ImageTree, on_progress: Progress | None) -> dict[Path, ImageInfo]:
+    paths = [*chain(*tree.train.values(), *tree.test.values())]
     infos = {}
     for done, path in enumerate(paths, 1):
         infos[path] = inspect(path)
@@ -56,10 +54,8 @@ def _inspect(tree: ImageTree, on_progress: Progress | None) -> "dict[Path, Image
     return infos
 
 
-def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm":
+def _form(infos: dict[Path, ImageInfo], options: SourceOptions) -> ImageForm:
     """Return the common form: the images' own size, or the requested size."""
-    from ssfl.datasets.images.files import ImageForm, printable_path
-
     kinds = {info.kind for info in infos.values()}
     channels = 3 if "colour" in kinds and not options.grey else 1
     dtype = np.uint16 if "deep" in kinds and channels == 1 else np.uint8
@@ -80,13 +76,11 @@ def _form(infos: "dict[Path, ImageInfo]", options: SourceOptions) -> "ImageForm"
 def _read(
     classes: dict[str, list[Path]],
     class_names: tuple[str, ...],
-    form: "ImageForm",
+    form: ImageForm,
     part: str,
     on_progress: Progress | None,
 ) -> tuple[Array, Array]:
     """Return the pixels and classes of one part, class by class."""
-    from ssfl.datasets.images.files import decode
-
     count = sum(len(images) for images in classes.values())
     x = empty_array((count, *form.shape), form.dtype, f"{count} {part} images")
     y = np.empty(count, np.int64)
@@ -99,7 +93,7 @@ def _read(
     return x, y
 
 
-def _notes(infos: "dict[Path, ImageInfo]", form: "ImageForm", options: SourceOptions) -> list[str]:
+def _notes(infos: dict[Path, ImageInfo], form: ImageForm, options: SourceOptions) -> list[str]:
     """Return the conversions of pixels, each with the number of images."""
     size = (form.width, form.height)
     images = list(infos.values())
@@ -119,9 +113,10 @@ def _notes(infos: "dict[Path, ImageInfo]", form: "ImageForm", options: SourceOpt
         "with transparent parts, placed on white": sum(info.has_alpha for info in images),
         "with several frames, of which the first is read": sum(info.has_frames for info in images),
     }
-    total = len(images)
     return [
-        f"images {what}: {count:,} of {total:,}" for what, count in conversions.items() if count
+        f"images {what}: {count:,} of {len(images):,}"
+        for what, count in conversions.items()
+        if count
     ]
 
 

@@ -1,17 +1,8 @@
-"""Find the images in a folder and the class and part of each.
+"""Find the images in a folder and the class and part of each, in either layout of EXPECTED.
 
-There are two layouts, one with separate training and test images (val or validation is added to
-train):
-
-    flowers/train/rose/1.png    flowers/train/tulip/…    flowers/test/rose/2.png
-
-and one without:
-
-    flowers/rose/1.png    flowers/tulip/…
-
-A class folder may hold one level of folders, whose images have the same class. Hidden files (with
-a leading dot) are skipped. Files that are not images, and links to folders that are already read,
-are skipped and counted.
+Images of val or validation are added to train. A class folder may hold one level of folders, whose
+images have the same class. Hidden files (with a leading dot) are skipped. Files that are not
+images, and links to folders that are already read, are skipped and counted.
 """
 
 import os
@@ -26,6 +17,11 @@ EXPECTED = (
     "expected: folders named after the classes with images in them, FOLDER/<class>/<image>, "
     "or FOLDER/train/<class>/<image> and FOLDER/test/<class>/<image>"
 )
+_NOT_READ: dict[type[OSError], str] = {
+    PermissionError: "you have no permission to read this folder",
+    FileNotFoundError: "there is no such folder",
+    NotADirectoryError: "this is a file, not a folder of images",
+}
 _TRAIN = ("train", "training")
 _VALIDATION = ("val", "valid", "validation")
 _TEST = ("test", "testing")
@@ -90,33 +86,26 @@ class _Walk:
         found = _Folder([], [], [])
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except PermissionError as error:
-            raise SourceError(f"{folder}: you have no permission to read this folder") from error
-        except FileNotFoundError as error:
-            raise SourceError(f"{folder}: there is no such folder") from error
-        except NotADirectoryError as error:
-            raise SourceError(f"{folder}: this is a file, not a folder of images") from error
+        except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+            raise SourceError(f"{folder}: {_NOT_READ[type(error)]}") from error
         for entry in entries:
+            path = Path(entry.path)
             if entry.name.startswith("."):
                 continue
-            if entry.is_symlink():
-                self._check_link(Path(entry.path))
-            if entry.is_symlink() and entry.is_dir() and self._is_already_read(Path(entry.path)):
-                self.links.append(Path(entry.path))
+            if entry.is_symlink() and not path.exists():
+                raise SourceError(
+                    f"{path} is a dangling link: {path.readlink()} does not exist; restore it, or "
+                    "remove the link"
+                )
+            if entry.is_symlink() and entry.is_dir() and self._is_already_read(path):
+                self.links.append(path)
             elif entry.is_dir():
-                found.folders.append(Path(entry.path))
-            elif Path(entry.name).suffix.lower() in self.endings:
-                found.images.append(Path(entry.path))
+                found.folders.append(path)
+            elif path.suffix.lower() in self.endings:
+                found.images.append(path)
             else:
-                found.others.append(Path(entry.path))
+                found.others.append(path)
         return found
-
-    def _check_link(self, link: Path) -> None:
-        if not link.exists():
-            raise SourceError(
-                f"{link} is a dangling link: {link.readlink()} does not exist; restore it, or "
-                "remove the link"
-            )
 
     def _is_already_read(self, link: Path) -> bool:
         """Return True if a link points into a folder that is read, or to a parent of one."""
@@ -168,11 +157,8 @@ class _Walk:
             self.others += nested.others
             deeper += nested.folders
         if not images:
-            hint = (
-                f" (if its folders are the classes, use --source {shlex.quote(str(folder))})"
-                if deeper
-                else ""
-            )
+            advice = f" (if its folders are the classes, use --source {shlex.quote(str(folder))})"
+            hint = advice if deeper else ""
             raise SourceError(
                 f"the class folder {folder} holds no images; add some or remove it{hint}; "
                 f"{EXPECTED}"

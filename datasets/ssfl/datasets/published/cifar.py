@@ -5,15 +5,15 @@ and 3 x 32 x 32 bytes, channel by channel. A python batch is a pickle with the s
 `safe_pickle.py` without unpickling. The fine labels of CIFAR-100 are used.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import SourceError, errors_of
 from ssfl.datasets.published.originals import (
     MAX_MEMBER_BYTES,
     MissingFiles,
@@ -24,7 +24,7 @@ from ssfl.datasets.published.originals import (
 from ssfl.datasets.published.safe_pickle import read_pickle
 
 _IMAGE = (3, 32, 32)
-_PIXELS = 3072
+_PIXELS = math.prod(_IMAGE)
 
 Pair = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
@@ -35,57 +35,40 @@ class _Edition:
 
     archive: str
     folder: str  # inside the archive
-    train: tuple[str, ...]
-    test: str
+    batches: tuple[str, ...]  # the last one holds the test images
     names: str  # the file that names the classes
-    labels: str  # python: the key of the labels; empty for binary
-    name_key: str  # python: the key of the class names; empty for binary
+    labels: str = ""  # python: the key of the labels; empty for binary
+    name_key: str = ""  # python: the key of the class names; empty for binary
     label_bytes: int = 1  # binary: bytes before the image, of which the last is the label
 
-    @property
-    def batches(self) -> tuple[str, ...]:
-        return (*self.train, self.test)
 
-
-_TEN = tuple(f"data_batch_{number}" for number in range(1, 6))
+_TEN = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+_TEN_BINARY = tuple(f"{batch}.bin" for batch in _TEN)
 _EDITIONS = {
     "cifar10": (
+        _Edition("cifar-10-binary.tar.gz", "cifar-10-batches-bin", _TEN_BINARY, "batches.meta.txt"),
         _Edition(
-            archive="cifar-10-binary.tar.gz",
-            folder="cifar-10-batches-bin",
-            train=tuple(f"{batch}.bin" for batch in _TEN),
-            test="test_batch.bin",
-            names="batches.meta.txt",
-            labels="",
-            name_key="",
-        ),
-        _Edition(
-            archive="cifar-10-python.tar.gz",
-            folder="cifar-10-batches-py",
-            train=_TEN,
-            test="test_batch",
-            names="batches.meta",
+            "cifar-10-python.tar.gz",
+            "cifar-10-batches-py",
+            _TEN,
+            "batches.meta",
             labels="labels",
             name_key="label_names",
         ),
     ),
     "cifar100": (
         _Edition(
-            archive="cifar-100-binary.tar.gz",
-            folder="cifar-100-binary",
-            train=("train.bin",),
-            test="test.bin",
-            names="fine_label_names.txt",
-            labels="",
-            name_key="",
+            "cifar-100-binary.tar.gz",
+            "cifar-100-binary",
+            ("train.bin", "test.bin"),
+            "fine_label_names.txt",
             label_bytes=2,
         ),
         _Edition(
-            archive="cifar-100-python.tar.gz",
-            folder="cifar-100-python",
-            train=("train",),
-            test="test",
-            names="meta",
+            "cifar-100-python.tar.gz",
+            "cifar-100-python",
+            ("train", "test"),
+            "meta",
             labels="fine_labels",
             name_key="fine_label_names",
         ),
@@ -124,15 +107,13 @@ def read_cifar(name: str, place: Path) -> DataSet:
     """
     edition, files, where = _find(name, place)
     num_classes = 10 if name == "cifar10" else 100
-    try:
-        notes: tuple[str, ...] = ()
-        pairs: list[Pair] = []
+    notes: tuple[str, ...] = ()
+    pairs: list[Pair] = []
+    with errors_of(where):
         for batch in edition.batches:
             notes += checksum_notes(batch, files[batch], PUBLISHED[name])
             pairs.append(_read_batch(batch, files.pop(batch), edition, num_classes))
         class_names, more = _class_names(edition, files, num_classes)
-    except SourceError as error:
-        raise SourceError(f"{where}: {error}") from error
     train, (test_x, test_y) = pairs[:-1], pairs[-1]
     return DataSet(
         name,
@@ -210,7 +191,8 @@ def _binary_batch(batch: str, data: bytes, label_bytes: int) -> Pair:
 
 
 def _python_batch(batch: str, data: bytes, label_key: str) -> Pair:
-    content = _content(batch, data)
+    with errors_of(batch):
+        content = read_pickle(data)
     images, labels = content.get("data"), content.get(label_key)
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
         raise SourceError(f"{batch} has no data of {_PIXELS} bytes per image")
@@ -232,7 +214,8 @@ def _class_names(
         return numbers, (f"{edition.names} is missing: classes are named by their numbers",)
     data = files[edition.names]
     if edition.name_key:
-        raw: Any = _content(edition.names, data).get(edition.name_key)
+        with errors_of(edition.names):
+            raw = read_pickle(data).get(edition.name_key)
         lines = raw if isinstance(raw, list) else []
     else:
         lines = data.splitlines()
@@ -241,10 +224,3 @@ def _class_names(
     if len(names) != num_classes:
         raise SourceError(f"{edition.names} names {len(names)} classes, not {num_classes}")
     return names, ()
-
-
-def _content(file: str, data: bytes) -> dict[str, Any]:
-    try:
-        return read_pickle(data)
-    except SourceError as error:
-        raise SourceError(f"{file}: {error}") from error

@@ -1,7 +1,6 @@
 """The default data set: 1,797 handwritten digits of 8x8 pixels, included in scikit-learn."""
 
 import numpy as np
-import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError
@@ -21,16 +20,10 @@ def digits(seed: int = 0) -> DataSet:
     pixels, labels = load_digits(return_X_y=True)
     x = (pixels / _PIXEL_MAX).astype(np.float32).reshape(-1, 1, 8, 8)
     y = labels.astype(np.int64)
-    is_test = _choose_test(y, seed)
-    names = tuple(map(str, range(NUM_CLASSES)))
-    return DataSet("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], names)
-
-
-def _choose_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the test samples: the same share of every class."""
-    is_test = np.zeros(len(labels), dtype=np.bool_)
-    for label in range(NUM_CLASSES):
-        samples = np.flatnonzero(labels == label)
+    is_test = np.zeros(len(y), dtype=np.bool_)
+    for label in range(NUM_CLASSES):  # the same share of every class
+        samples = np.flatnonzero(y == label)
         chosen = Stream(seed, "digits", label).choose(len(samples), len(samples) // _TEST_EVERY)
         is_test[samples[chosen]] = True
-    return is_test
+    names = tuple(map(str, range(NUM_CLASSES)))
+    return DataSet("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], names)

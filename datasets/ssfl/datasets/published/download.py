@@ -7,21 +7,20 @@ checksum is deleted. Every wait has a timeout. Proxies come from the environment
 """
 
 import fcntl
+import hashlib
 import http.client
 import os
 import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
+from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import DownloadError
-from ssfl.datasets.published.originals import new_md5
-
-Progress = Callable[[str, int, int], None]
 
 _PIECE = 1 << 18
 _MAX_BYTES = 1 << 30  # the largest published file has 248 MB
@@ -70,7 +69,7 @@ def fetch(
         raise DownloadError(f"cannot write {error.filename or path}: {error.strerror}") from error
 
 
-def manual_fetch_advice(url: str, path: Path) -> str:
+def _manual_fetch_advice(url: str, path: Path) -> str:
     """Return how to download the file without this program."""
     return f"download {url} manually to {path}, or choose another server with --mirror"
 
@@ -87,7 +86,7 @@ def _fetch_part(
                 times = f"{len(retries.pauses) + 1} times" if retries.pauses else "once"
                 raise DownloadError(
                     f"cannot download {url} ({error}; tried {times}): "
-                    f"{manual_fetch_advice(url, path)}"
+                    f"{_manual_fetch_advice(url, path)}"
                 ) from error
             time.sleep(pause)
 
@@ -179,23 +178,22 @@ def _handle_http_error(
     answer = f"the server answered {error.code} {error.reason}"
     if error.code in _RETRY_STATUSES:
         raise _RetryableError(answer)
-    raise DownloadError(f"cannot download {url} ({answer}): {manual_fetch_advice(url, path)}")
+    raise DownloadError(f"cannot download {url} ({answer}): {_manual_fetch_advice(url, path)}")
 
 
 def _check(url: str, path: Path, part: Path, md5: str) -> None:
-    digest = new_md5()
     with part.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    if digest.hexdigest() == md5:
+        # MD5 detects corrupted files but does not protect from an attacker.
+        found = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+    if found == md5:
         return
     size = part.stat().st_size
     part.unlink()
     _validator_path(part).unlink(missing_ok=True)
     raise DownloadError(
         f"the download from {url} ({size:,} bytes) is not the published file: its MD5 is "
-        f"{digest.hexdigest()}, expected {md5}; it was deleted. "
-        f"Try again, or {manual_fetch_advice(url, path)}"
+        f"{found}, expected {md5}; it was deleted. Try again, or "
+        f"{_manual_fetch_advice(url, path)}"
     )
 
 

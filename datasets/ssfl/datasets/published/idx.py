@@ -12,13 +12,13 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import SourceError, errors_of
 from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, checksum_notes
 
 FILES = (
@@ -84,15 +84,13 @@ def read_idx(path: Path, axes: int) -> Bytes:
     """Return the array in a file; raise SourceError unless it has `axes` axes."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with errors_of(path), path.open("rb") as file:
             start = file.read(2)
             file.seek(0)
             if start == _GZIP:
                 with gzip.open(file, "rb") as unpacked:
                     return _read(unpacked, axes, min(size * _MAX_DEFLATE_RATIO, _MAX_BYTES), False)
             return _read(file, axes, size, True)
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path} cannot be read ({error}): {FETCH_AGAIN}") from error
 
@@ -127,10 +125,7 @@ def _read(file: IO[bytes] | gzip.GzipFile, axes: int, max_bytes: int, is_exact: 
 def _read_all(file: IO[bytes] | gzip.GzipFile, length: int) -> bytes:
     """Return up to `length` bytes; allocate only for bytes that are received."""
     parts = io.BytesIO()
-    while parts.tell() < length:
-        part = file.read(min(length - parts.tell(), 1 << 20))
-        if not part:
-            break
+    while part := file.read(min(length - parts.tell(), 1 << 20)):
         parts.write(part)
     return parts.getvalue()
 
@@ -161,7 +156,7 @@ def _check_pair(
         )
 
 
-def _size(images: npt.NDArray[Any]) -> str:
+def _size(images: Bytes) -> str:
     return " x ".join(map(str, images.shape[1:]))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import SourceError, errors_of
 
 MAX_MEMBER_BYTES = 256 << 20  # the largest published file, train.bin of CIFAR-100, has 154 MB
 MAX_ARCHIVE_BYTES = 1 << 30
@@ -30,24 +30,15 @@ class MissingFiles(SourceError):
         super().__init__(f"missing: {', '.join(self.missing)}")
 
 
-def digest(data: bytes | memoryview, like: str) -> str:
-    """Return the checksum of `data`: SHA-1 if `like` has 40 digits, else MD5."""
-    checksum = hashlib.sha1(usedforsecurity=False) if len(like) == 40 else new_md5()
-    checksum.update(data)
-    return checksum.hexdigest()
-
-
-def new_md5() -> "hashlib._Hash":
-    """Return an MD5 object; it detects corrupted files but does not protect from an attacker."""
-    return hashlib.md5(usedforsecurity=False)
-
-
 def checksum_notes(name: str, data: bytes, published: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note if the checksum of file `name` is not the published one."""
-    expected = published.get(name)
-    if expected is None or digest(data, expected) == expected:
-        return ()
-    return (f"{name} is not the published file",)
+    """Return a note if the checksum of file `name` is not the published SHA-1 or MD5.
+
+    The checksums detect corrupted files but do not protect from an attacker.
+    """
+    expected = published.get(name, "")
+    kind = "sha1" if len(expected) == 40 else "md5"
+    found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+    return (f"{name} is not the published file",) if expected and found != expected else ()
 
 
 def read_bytes(path: Path) -> bytes:
@@ -63,7 +54,7 @@ def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
     names = set(wanted)
     found: dict[str, bytes] = {}
     try:
-        with gzip.open(path, "rb") as file:
+        with errors_of(path), gzip.open(path, "rb") as file:
             whole = _LimitedReader(file, MAX_ARCHIVE_BYTES)
             # Stream mode ("r|") unpacks each byte once, so the limit counts every byte.
             with tarfile.open(fileobj=io.BufferedReader(whole), mode="r|") as archive:
@@ -73,8 +64,6 @@ def read_tar(path: Path, wanted: Iterable[str]) -> dict[str, bytes]:
                         found[name] = _read_member(archive, member, name in found)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise SourceError(f"{path} cannot be unpacked ({error}): {FETCH_AGAIN}") from error
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from error
     return found
 
 

@@ -6,8 +6,8 @@ bytes, text, lists, tuples and dictionaries:
 
 1. Any other instruction is refused, and so are more containers than a published batch has.
 2. The only names that can be looked up are those of a numpy array: _reconstruct, ndarray and
-   dtype. They resolve to stand-ins that record a shape and some bytes. If these match, an array is
-   made from them afterwards. Nothing else can be called.
+   dtype. They resolve to stand-ins that make an array from a shape and some bytes, if these match.
+   Nothing else can be called.
 3. The time of an instruction does not depend on earlier ones: keys are bytes or text, so nested
    tuples are never hashed, and an array is filled only once.
 """
@@ -24,13 +24,12 @@ import numpy.typing as npt
 from ssfl.datasets.errors import SourceError
 
 _CONTAINERS = frozenset(
-    (
-        *("EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"),
-        *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE"),
-    )
+    ["EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE"]
 )
 _MAX_CONTAINERS = 24  # a batch has one dictionary, up to three lists, six tuples, two calls
 _BYTE_TYPES = (b"u1", "u1", b"|u1", "|u1")
+_NDARRAY = object()  # stand-in for the class ndarray, which is only passed as an argument
+_BYTES = object()  # stand-in for the type of unsigned bytes
 
 
 def read_pickle(data: bytes) -> dict[str, Any]:
@@ -47,28 +46,27 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     }
 
 
+def _text(key: bytes | str) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+
+
 def _interpret(data: bytes) -> Any:
     """Return the object that the instructions build."""
-    machine = _Machine()
+    machine, containers = _Machine(), 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # the parser warns of invalid escapes in text
-            _run(machine, data)
+            for instruction, argument, _ in pickletools.genops(data):
+                name = instruction.name
+                if name not in _INSTRUCTIONS:
+                    raise SourceError(f"a published batch has no {name} in it")
+                containers += name in _CONTAINERS
+                if containers > _MAX_CONTAINERS:
+                    raise SourceError("it has more containers than any published batch")
+                _INSTRUCTIONS[name](machine, argument)
     except (ValueError, IndexError, TypeError, Warning) as error:
         raise SourceError(f"it is not a pickle, or it is cut short: {error}") from error
     return machine.pop()
-
-
-def _run(machine: "_Machine", data: bytes) -> None:
-    containers = 0
-    for instruction, argument, _ in pickletools.genops(data):
-        name = instruction.name
-        if name not in _INSTRUCTIONS:
-            raise SourceError(f"a published batch has no {name} in it")
-        containers += name in _CONTAINERS
-        if containers > _MAX_CONTAINERS:
-            raise SourceError("it has more containers than any published batch")
-        _INSTRUCTIONS[name](machine, argument)
 
 
 class _Machine:
@@ -89,16 +87,16 @@ class _Machine:
     def pop_several(self, count: int) -> list[Any]:
         """Pop the top `count` items and return them in the order they were pushed."""
         self._need(count)
-        items = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
-        return items
+        return self._pop_from(len(self.stack) - count)
 
     def pop_to_mark(self) -> list[Any]:
         if not self.marks:
             raise SourceError("it is damaged: a mark is missing")
-        mark = self.marks.pop()
-        items = self.stack[mark:]
-        del self.stack[mark:]
+        return self._pop_from(self.marks.pop())
+
+    def _pop_from(self, height: int) -> list[Any]:
+        items = self.stack[height:]
+        del self.stack[height:]
         return items
 
     def put(self, number: int) -> None:
@@ -133,8 +131,8 @@ class _Machine:
 
     def call(self) -> None:
         function, arguments = self.pop_several(2)
-        is_call = isinstance(function, _Reconstruct | _MakeType) and isinstance(arguments, tuple)
-        if not is_call or len(arguments) != 3:
+        is_call = function is _reconstruct or function is _dtype
+        if not is_call or not isinstance(arguments, tuple) or len(arguments) != 3:
             raise SourceError("it makes a call that no published batch makes")
         self.push(function(*arguments))
 
@@ -143,7 +141,7 @@ class _Machine:
         self._need(1)
         if isinstance(self.stack[-1], _Array):
             self.stack[-1].fill(state)
-        elif not isinstance(self.stack[-1], _Type):  # the state of a uint8 dtype is ignored
+        elif self.stack[-1] is not _BYTES:  # the state of a uint8 dtype is ignored
             raise SourceError("it fills something other than an array")
 
     def _need(self, count: int) -> None:
@@ -151,48 +149,29 @@ class _Machine:
             raise SourceError("it is damaged: an instruction lacks an operand")
 
 
-class _Marker:
-    """Stand-in for the class ndarray, which is only passed as an argument."""
-
-    __slots__ = ()
-
-
-class _Reconstruct:
-    """Stand-in for numpy's _reconstruct, which creates an empty array."""
-
-    __slots__ = ()
-
-    def __call__(self, kind: object, shape: object, code: object) -> "_Array":
-        if not isinstance(kind, _Marker) or shape != (0,) or code not in (b"b", "b"):
-            raise SourceError("it creates an array in a way no published batch does")
-        return _Array()
+def _reconstruct(kind: object, shape: object, code: object) -> "_Array":
+    """Stand in for numpy's _reconstruct, which creates an empty array."""
+    if kind is not _NDARRAY or shape != (0,) or code not in (b"b", "b"):
+        raise SourceError("it creates an array in a way no published batch does")
+    return _Array()
 
 
-class _MakeType:
-    """Stand-in for numpy's dtype, which accepts only unsigned bytes."""
-
-    __slots__ = ()
-
-    def __call__(self, code: object, align: object, copy: object) -> "_Type":
-        if code not in _BYTE_TYPES or align not in (0, 1) or copy not in (0, 1):
-            raise SourceError("it holds an array of something other than unsigned bytes")
-        return _Type()
-
-
-class _Type:
-    """The type of unsigned bytes."""
-
-    __slots__ = ()
+def _dtype(code: object, align: object, copy: object) -> object:
+    """Stand in for numpy's dtype; accept only unsigned bytes."""
+    if code not in _BYTE_TYPES or align not in (0, 1) or copy not in (0, 1):
+        raise SourceError("it holds an array of something other than unsigned bytes")
+    return _BYTES
 
 
 class _Array:
-    """Shape and bytes of an array."""
+    """An array, once its shape and bytes are known."""
 
-    __slots__ = ("_data", "_order", "_shape")
+    def __init__(self) -> None:
+        self._filled: npt.NDArray[np.uint8] | None = None
 
     def fill(self, state: object) -> None:
         """Record shape and bytes."""
-        if hasattr(self, "_data"):
+        if self._filled is not None:
             raise SourceError("it fills an array twice")
         if not isinstance(state, tuple) or len(state) != 5:
             raise SourceError("its array has no shape, type and bytes")
@@ -203,32 +182,26 @@ class _Array:
             isinstance(shape, tuple)
             and len(shape) <= 4
             and all(isinstance(axis, int) and axis >= 0 for axis in shape)
-            and isinstance(kind, _Type)
+            and kind is _BYTES
             and isinstance(data, bytes)
             and math.prod(shape) == len(data)
         )
         if not fits:
             raise SourceError("the shape of its array does not match its bytes")
-        self._shape: tuple[int, ...] = shape
-        self._order: bool = bool(is_fortran)
-        self._data: bytes = data
+        flat = np.frombuffer(data, dtype=np.uint8)
+        self._filled = flat.reshape(shape, order="F" if is_fortran else "C")
 
     def array(self) -> npt.NDArray[np.uint8]:
         """Return the recorded array."""
-        if not hasattr(self, "_data"):
+        if self._filled is None:
             raise SourceError("its array has no bytes")
-        flat = np.frombuffer(self._data, dtype=np.uint8)
-        return flat.reshape(self._shape, order="F" if self._order else "C")
-
-
-def _text(key: bytes | str) -> str:
-    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+        return self._filled
 
 
 _STAND_INS: dict[str, Any] = {
-    "numpy.core.multiarray _reconstruct": _Reconstruct(),
-    "numpy ndarray": _Marker(),
-    "numpy dtype": _MakeType(),
+    "numpy.core.multiarray _reconstruct": _reconstruct,
+    "numpy ndarray": _NDARRAY,
+    "numpy dtype": _dtype,
 }
 _INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "PROTO": lambda _machine, _version: None,

@@ -5,21 +5,22 @@
     train/<wnid>/images/*.JPEG             500 of each class
     val/images/*.JPEG, val_annotations.txt 50 of each class, used as the test set
 
-The published test images have no labels and are not used. Grey images are converted to RGB.
-Classes are numbered by sorted WordNet number. Needs Pillow.
+The published test images have no labels and are not used. Classes are numbered by sorted WordNet
+number.
 """
 
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet, Progress
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import SourceError, errors_of
 from ssfl.datasets.published.originals import FETCH_AGAIN, MissingFiles, read_bytes
 
 ARCHIVE = "tiny-imagenet-200.zip"
@@ -28,6 +29,7 @@ _SIDE = 64
 _PUBLISHED = (100_000, 10_000)  # training and test images
 _MAX_BYTES = 16 << 20  # of one member; words.txt has 2.6 MB, images a few thousand bytes
 _REPORT_EVERY = 500
+_IMAGE = re.compile(r"[^.].*\.jpe?g", re.IGNORECASE | re.DOTALL)
 _ANNOTATIONS = "val/val_annotations.txt"
 
 _DAMAGED = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
@@ -36,30 +38,16 @@ Images = npt.NDArray[np.uint8]
 Sample = tuple[str, int]  # name of the image in the tree, class
 
 
-class _Tree(Protocol):
-    """Files by name, such as `train/n01443537/images/n01443537_0.JPEG`."""
-
-    def read(self, name: str) -> bytes: ...
-    def list(self, folder: str) -> list[str]: ...
-    def has(self, name: str) -> bool: ...
-    def close(self) -> None: ...
-
-
 def read_tiny_imagenet(place: Path, on_progress: Progress | None = None) -> DataSet:
     """Return the set from its folder, the parent of its folder, or its .zip.
 
     Raise MissingFiles if it is missing.
     """
-    tree = _open(place)
-    try:
+    with closing(_open(place)) as tree, errors_of(place):
         return _read(tree, on_progress)
-    except SourceError as error:
-        raise SourceError(f"{place}: {error}") from error
-    finally:
-        tree.close()
 
 
-def _read(tree: _Tree, on_progress: Progress | None) -> DataSet:
+def _read(tree: "_Tree", on_progress: Progress | None) -> DataSet:
     wnids = sorted({line.strip() for line in _lines(tree, "wnids.txt") if line.strip()})
     if not wnids:
         raise SourceError("wnids.txt names no classes")
@@ -69,38 +57,34 @@ def _read(tree: _Tree, on_progress: Progress | None) -> DataSet:
     total = len(train) + len(test)
     train_x = _read_images(tree, train, 0, total, on_progress)
     test_x = _read_images(tree, test, len(train), total, on_progress)
-    notes = _count_note(len(train), len(test))
+    note = (
+        f"{len(train):,} training and {len(test):,} test images; the published set has "
+        f"{_PUBLISHED[0]:,} and {_PUBLISHED[1]:,}"
+    )
+    notes = (note,) if (len(train), len(test)) != _PUBLISHED else ()
     return DataSet("tiny-imagenet", train_x, _labels(train), test_x, _labels(test), names, notes)
 
 
-def _count_note(train: int, test: int) -> tuple[str, ...]:
-    if (train, test) == _PUBLISHED:
-        return ()
-    published = f"{_PUBLISHED[0]:,} and {_PUBLISHED[1]:,}"
-    return (f"{train:,} training and {test:,} test images; the published set has {published}",)
-
-
-def _open(place: Path) -> _Tree:
-    if place.is_file():
-        return _Zip(place)
+def _open(place: Path) -> "_Tree":
     for folder in (place, place / FOLDER):
         if (folder / "wnids.txt").is_file():
-            return _Folder(folder)
-    if (place / ARCHIVE).is_file():
-        return _Zip(place / ARCHIVE)
+            return _Tree(folder)
+    for archive in (place, place / ARCHIVE):
+        if archive.is_file():
+            return _ZipTree(archive)
     raise MissingFiles([ARCHIVE], partly=False)
 
 
-def _train_samples(tree: _Tree, wnids: list[str]) -> Iterator[Sample]:
+def _train_samples(tree: "_Tree", wnids: list[str]) -> Iterator[Sample]:
     for label, wnid in enumerate(wnids):
         folder = f"train/{wnid}/images"
-        images = [name for name in tree.list(folder) if _is_image(name)]
+        images = [name for name in tree.list(folder) if _IMAGE.fullmatch(name)]
         if not images:
             raise SourceError(f"{folder} holds no .JPEG images")
         yield from ((f"{folder}/{name}", label) for name in images)
 
 
-def _test_samples(tree: _Tree, wnids: list[str]) -> Iterator[Sample]:
+def _test_samples(tree: "_Tree", wnids: list[str]) -> Iterator[Sample]:
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     for number, line in enumerate(_lines(tree, _ANNOTATIONS), start=1):
         if not line.strip():
@@ -114,7 +98,7 @@ def _test_samples(tree: _Tree, wnids: list[str]) -> Iterator[Sample]:
         yield f"val/images/{name}", label_of[wnid]
 
 
-def _class_names(tree: _Tree, wnids: list[str]) -> tuple[str, ...]:
+def _class_names(tree: "_Tree", wnids: list[str]) -> tuple[str, ...]:
     """Return the first name of each class, with its WordNet number if the name is not unique."""
     words = dict(line.split("\t", 1) for line in _lines(tree, "words.txt") if "\t" in line)
     first = [words.get(wnid, wnid).split(",")[0].strip() or wnid for wnid in wnids]
@@ -125,7 +109,7 @@ def _class_names(tree: _Tree, wnids: list[str]) -> tuple[str, ...]:
 
 
 def _read_images(
-    tree: _Tree, samples: list[Sample], before: int, total: int, on_progress: Progress | None
+    tree: "_Tree", samples: list[Sample], before: int, total: int, on_progress: Progress | None
 ) -> Images:
     try:
         from ssfl.datasets.images.files import ImageForm, decode
@@ -145,19 +129,20 @@ def _labels(samples: list[Sample]) -> npt.NDArray[np.int64]:
     return np.array([label for _, label in samples], dtype=np.int64)
 
 
-def _lines(tree: _Tree, name: str) -> list[str]:
+def _lines(tree: "_Tree", name: str) -> list[str]:
     if not tree.has(name):
         raise SourceError(f"{name} is missing")
     return tree.read(name).decode("utf-8", "replace").splitlines()
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith((".jpeg", ".jpg")) and not name.startswith(".")
+class _Tree:
+    """Files by name, such as `train/n01443537/images/n01443537_0.JPEG`, in a folder."""
 
-
-class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def close(self) -> None:
+        """Close the archive, if there is one."""
 
     def read(self, name: str) -> bytes:
         path = self._path / name
@@ -172,11 +157,8 @@ class _Folder:
     def has(self, name: str) -> bool:
         return (self._path / name).is_file()
 
-    def close(self) -> None:
-        pass
 
-
-class _Zip:
+class _ZipTree(_Tree):
     """Files in a zip archive, read in memory; nothing is unpacked to disk."""
 
     def __init__(self, path: Path) -> None:
@@ -184,6 +166,7 @@ class _Zip:
             self._archive = zipfile.ZipFile(path)
         except (OSError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
             raise SourceError(f"{path} cannot be unpacked ({error}): {FETCH_AGAIN}") from error
+        super().__init__(path)
         names = self._archive.namelist()
         self._prefix = f"{FOLDER}/" if f"{FOLDER}/wnids.txt" in names else ""
         self._names = set(names)

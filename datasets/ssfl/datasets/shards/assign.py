@@ -34,49 +34,38 @@ class Assignment:
     def shards(self) -> Iterator[Shard]:
         """Yield the shards client by client, so that only one is in memory at a time."""
         data = self.data
-        whole_test = (
-            (data.train_x, data.train_y) if self.test_set_aside else (data.test_x, data.test_y)
-        )
+        x, y, classes = data.train_x, data.train_y, data.num_classes
+        test_x, test_y = (x, y) if self.test_set_aside else (data.test_x, data.test_y)
         for train, val, test in zip(self.train, self.val, self.test, strict=True):
-            yield Shard(
-                data.train_x[train],
-                data.train_y[train],
-                whole_test[0][test],
-                whole_test[1][test],
-                data.num_classes,
-                data.train_x[val],
-                data.train_y[val],
-                data.class_names,
-            )
+            mine = (x[train], y[train], test_x[test], test_y[test], classes, x[val], y[val])
+            yield Shard(*mine, class_names=data.class_names)
 
 
 def assign(data: DataSet, cut: Cut) -> Assignment:
     """Assign samples to clients; raise PartitionError if the cut is impossible."""
     _check(data, cut)
     groups = groups_of(data)
-    aside = _set_aside(data, groups.train, cut)
+    # Training samples are used as test samples if the data set has none. A class must keep a
+    # training sample, or it could not be learned.
+    share = 0.0 if len(data.test_y) else cut.test_share
+    stream = Stream(cut.seed, "partition", "test")
+    aside = choose_share(groups.train, share, stream, keep_each=True)
     rest = np.delete(np.arange(len(groups.train)), aside)
-    parts = partition(
-        groups.train[rest],
-        cut.clients,
-        cut.partition,
-        cut.alpha,
-        cut.seed,
-        cut.classes_per_client,
-        groups.names,
-    )
-    parts = [rest[part] for part in parts]
+    how = (cut.clients, cut.partition, cut.alpha, cut.seed, cut.classes_per_client)
+    parts = [rest[part] for part in partition(groups.train[rest], *how, groups.names)]
     counts = count_classes(groups.train, parts, len(groups.names))
     test_groups = groups.train[aside] if len(aside) else groups.test
     test = partition_test(test_groups, counts)
-    val = [part[_validation(groups.train[part], client, cut)] for client, part in enumerate(parts)]
+    val = []
+    for client, part in enumerate(parts):
+        stream = Stream(cut.seed, "partition", "validation", client)
+        held = choose_share(groups.train[part], cut.validation, stream, keep_each=False)
+        val.append(part[held])
     val_counts = count_classes(groups.train, val, len(groups.names))
+    train = [np.setdiff1d(*pair, assume_unique=True) for pair in zip(parts, val, strict=True)]
     return Assignment(
         data,
-        [
-            np.setdiff1d(part, held, assume_unique=True)
-            for part, held in zip(parts, val, strict=True)
-        ],
+        train,
         val,
         [aside[part] for part in test] if len(aside) else test,
         bool(len(aside)),
@@ -87,18 +76,6 @@ def assign(data: DataSet, cut: Cut) -> Assignment:
     )
 
 
-def _validation(groups: Indices, client: int, cut: Cut) -> Indices:
-    stream = Stream(cut.seed, "partition", "validation", client)
-    return choose_share(groups, cut.validation, stream, keep_each=False)
-
-
-def _set_aside(data: DataSet, groups: Indices, cut: Cut) -> Indices:
-    """Return the training samples to use as test samples if the data set has none."""
-    share = 0.0 if len(data.test_y) else cut.test_share
-    # keep_each: a class must keep a training sample, or it could not be learned.
-    return choose_share(groups, share, Stream(cut.seed, "partition", "test"), keep_each=True)
-
-
 def _check(data: DataSet, cut: Cut) -> None:
     if not len(data.train_y):
         raise PartitionError("the data set has no training samples")
@@ -107,10 +84,7 @@ def _check(data: DataSet, cut: Cut) -> None:
             "--partition classes needs classes, but the targets are numbers: "
             "use iid, dirichlet or dirichlet-unbalanced"
         )
-    for part, x, y in (
-        ("train", data.train_x, data.train_y),
-        ("test", data.test_x, data.test_y),
-    ):
+    for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         check_inputs(f"{part}_x", x)
         check_pair(part, x, y, data.num_classes)
     _refuse_constant(data)

@@ -1,17 +1,16 @@
-"""Draw a class for every sample of every client, limited by the samples available.
+"""Draw class mixes, and a class for every sample of every client, from a seeded stream.
 
-Slot by slot, a client draws a class from its class mix, renormalised over the classes that still
-have samples. Draws are independent until a class runs out, so a block of slots is drawn at once
-and truncated after the slot that takes the last sample of a class. Blocks grow while no class runs
-out and shrink when classes run out often.
+Numpy's generators are not used because their distributions may change between versions.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.shards.grouping import narrow, order_by
+from ssfl.method.initialize import normal
+from ssfl.method.streams import Stream
 
 Integers = npt.NDArray[np.integer[Any]]
 Counts = npt.NDArray[np.int64]
@@ -21,8 +20,59 @@ _NEGLIGIBLE = 1e-100  # below this, a probability times a random number may lose
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 1 << 20
 
 
+def narrow(values: Integers, bound: int) -> Integers:
+    """Return numbers in 0 … bound-1 in the narrowest type; numpy radix-sorts 8 and 16 bits."""
+    return values.astype(np.min_scalar_type(max(bound - 1, 0)), copy=False)
+
+
+def order_by(groups: Integers, num_groups: int) -> Counts:
+    """Return the positions sorted by group; the sort is stable."""
+    return np.argsort(narrow(groups, num_groups), kind="stable")
+
+
+def split_by(groups: Integers, num_groups: int) -> list[Counts]:
+    """Return the positions of each group, ascending."""
+    sizes = np.bincount(groups, minlength=num_groups)
+    return np.split(order_by(groups, num_groups), np.cumsum(sizes)[:-1])
+
+
+def dirichlet(alpha: float, rows: int, columns: int, stream: Stream) -> Doubles:
+    """Return rows drawn from Dirichlet(alpha, …, alpha): gamma variates divided by their sum.
+
+    Computed with logarithms because for a small alpha most variates underflow a double.
+    """
+    logs = _log_gamma_variates(alpha, rows * columns, stream).reshape(rows, columns)
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    mixes: Doubles = weights / weights.sum(axis=1, keepdims=True)
+    return mixes
+
+
+def _log_gamma_variates(alpha: float, count: int, stream: Stream) -> Doubles:
+    """Return logarithms of Gamma(alpha) variates (Marsaglia and Tsang 2000).
+
+    Drawn as Gamma(alpha + 1) times a uniform to the power 1 / alpha, valid for every alpha.
+    """
+    d = alpha + 1 - 1 / 3
+    logs = np.empty(count)
+    pending = np.arange(count)
+    while pending.size:
+        x = normal(stream.uniform(pending.size))
+        v = np.maximum(1 + x / math.sqrt(9 * d), 0) ** 3
+        log_v = np.log(np.where(v > 0, v, 1))
+        bound = x * x / 2 + d - d * v + d * log_v
+        accepted = (v > 0) & (np.log(stream.uniform(pending.size)) < bound)
+        logs[pending[accepted]] = math.log(d) + log_v[accepted]
+        pending = pending[~accepted]
+    return logs + np.log(stream.uniform(count)) / alpha
+
+
 def draw_classes(slots: Integers, mixes: Doubles, supply: Counts, chances: Doubles) -> Integers:
     """Return the class of each slot, given its client in `slots` and random number in `chances`.
+
+    Slot by slot, a client draws a class from its mix, renormalised over the classes that still have
+    samples. Draws are independent until a class runs out, so a block of slots is drawn at once and
+    truncated after the slot that takes the last sample of a class. Blocks grow while no class runs
+    out and shrink when classes run out often.
 
     `mixes` is (clients, classes). `supply` holds the samples of each class, in total one per slot.
     A client whose classes are all used up draws from what the others had left at the start of the

@@ -20,9 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.errors import PartitionError
-from ssfl.datasets.shards.dirichlet import dirichlet
-from ssfl.datasets.shards.draw import draw_classes
-from ssfl.datasets.shards.grouping import narrow, order_by, split_by
+from ssfl.datasets.shards.draw import dirichlet, draw_classes, narrow, order_by, split_by
 from ssfl.datasets.wording import plural
 from ssfl.method.streams import Stream
 
@@ -58,12 +56,13 @@ def partition(
         )
     if kind == "iid":
         return split_by(_iid(len(labels), clients, seed), clients)
-    present, counts = _classes_present(labels)
-    codes = narrow(np.cumsum(np.bincount(labels) > 0) - 1, len(present))[
-        labels
-    ]  # classes renumbered without gaps
+    all_counts = np.bincount(labels)
+    present = np.flatnonzero(all_counts)
+    counts = all_counts[present]
+    # Classes renumbered without gaps.
+    codes = narrow(np.cumsum(all_counts > 0) - 1, len(present))[labels]
     if kind == "classes":
-        names = [class_names[label] if class_names else str(label) for label in present]
+        names = [class_names[label] if class_names else str(label) for label in present.tolist()]
         held = _choose_holders(counts, clients, classes_per_client, seed, names)
         return split_by(_deal(codes, held, seed), clients)
     if not MIN_ALPHA <= alpha <= MAX_ALPHA:
@@ -201,13 +200,6 @@ def _assign_owners(
         start, end = int(ends[label] - sizes[label]), int(ends[label])
         owner[ordered[start:end]] = owners(int(label), end - start)
     return owner
-
-
-def _classes_present(labels: Labels) -> tuple[Indices, Indices]:
-    """Return the classes that have samples, and the number of samples of each."""
-    counts = np.bincount(labels)
-    present = np.flatnonzero(counts)
-    return present, counts[present]
 
 
 def _refuse_empty(parts: Sequence[Indices], alpha: float, seed: int) -> None:

@@ -1,22 +1,10 @@
 """Shards: the data of one site, in one file.
 
-A shard is a numpy archive, `shard_07.npz`, with these arrays (details in docs/shards.md):
-
-    format       ()      int64, 2; a file without it has format 1, which has no val_*
-    num_classes  ()      int64, the same at every site; 0 if the targets are numbers
-    class_names  (C,)    text, optional
-    train_x      (N, …)  float32 of any shape; images (N, C, H, W) also as uint8 or uint16, which
-                         are divided by 255 or 65535 when read; sequences (N, length) as int32 or
-                         int64, which stay integers
-    train_y      (N,)    int64, 0 … num_classes-1; for numbers float32, (N,) or (N, d)
-    val_x, val_y         like train, for choosing settings; optional
-    test_x, test_y       like train; may be empty
-
-Reading never unpickles. Any other file raises ShardError.
+A shard is a numpy archive, `shard_07.npz`; docs/shards.md specifies its arrays. Reading never
+unpickles. Any other file raises ShardError.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.archive import MEMORY_ADVICE, read_archive
-from ssfl.datasets.errors import ShardError
+from ssfl.datasets.errors import ShardError, errors_of
+from ssfl.datasets.memory import first_not_finite
 from ssfl.datasets.wording import format_bytes, join_names
 from ssfl.durable.files import atomic_file
 
@@ -41,12 +30,7 @@ MAKE_SHARDS = "make some with: ssfl shards"
 MAX_OMITTED_ZEROS = 5  # leading zeros of the number in a name
 MAX_NUM_CLASSES = 1_000_000  # num_classes becomes the width of a network
 _PIXEL_MAX = {np.dtype(np.uint8): 255, np.dtype(np.uint16): 65535}
-_BLOCK_BYTES = 1 << 26  # checked for NaN at a time
 _EMPTY: Array = np.empty(0)
-
-
-def _empty() -> Array:
-    return _EMPTY
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +42,8 @@ class Shard:
     test_x: Array  # (M, ...)
     test_y: Array  # (M, ...)
     num_classes: int  # 0 if the targets are not classes
-    val_x: Array = field(default_factory=_empty)  # (V, ...); V is 0 by default
-    val_y: Array = field(default_factory=_empty)
+    val_x: Array = field(default_factory=lambda: _EMPTY)  # (V, ...); V is 0 by default
+    val_y: Array = field(default_factory=lambda: _EMPTY)
     class_names: tuple[str, ...] = ()  # by class number; empty if they have no names
 
     def __post_init__(self) -> None:
@@ -73,9 +57,8 @@ class Shard:
             object.__setattr__(self, "val_x", self.train_x[:0])
             object.__setattr__(self, "val_y", self.train_y[:0])
         for part in ("train", "val", "test"):
-            check_pair(
-                part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"), self.num_classes
-            )
+            x, y = getattr(self, f"{part}_x"), getattr(self, f"{part}_y")
+            check_pair(part, x, y, self.num_classes)
         if self.num_samples == 0:
             raise ShardError("there are no training samples")
         for part, x in (("validation", self.val_x), ("test", self.test_x)):
@@ -158,9 +141,7 @@ def full_name(data: str, data_root: Path) -> str:
     if not parts or Path(data).name != data or _shard_exists(data_root / data):
         return data
     start, number = parts.groups()
-    padded = [
-        start + number.zfill(len(number) + zeros) for zeros in range(1, MAX_OMITTED_ZEROS + 1)
-    ]
+    padded = (f"{start}{'0' * zeros}{number}" for zeros in range(1, MAX_OMITTED_ZEROS + 1))
     found = [name for name in padded if _shard_exists(data_root / name)]
     return found[0] if len(found) == 1 else data
 
@@ -199,9 +180,8 @@ def shard_names(folder: Path) -> list[str]:
 def read_shard(path: Path) -> Shard:
     """Return the shard in a file; raise ShardError naming the file and the problem."""
     try:
-        return _parse_shard(read_archive(path, ARRAYS, OPTIONAL))
-    except ShardError as error:
-        raise ShardError(f"{path}: {error}") from error
+        with errors_of(path):
+            return _parse_shard(read_archive(path, ARRAYS, OPTIONAL))
     except MemoryError as error:  # one-byte pixels become four-byte floats
         raise ShardError(
             f"{path}: the file has {format_bytes(path.stat().st_size)}, and its arrays take more "
@@ -225,7 +205,15 @@ def _parse_shard(arrays: dict[str, Array]) -> Shard:
     if not 1 <= version <= FORMAT:
         raise ShardError(f"it has format {version}; this program reads 1 to {FORMAT}")
     num_classes = int(_integers("num_classes", arrays["num_classes"], 0))
-    _check_num_classes(num_classes)
+    if num_classes == 1:
+        raise ShardError(
+            "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
+            "of all sites together, and is 0 where the targets are numbers"
+        )
+    if not 0 <= num_classes <= MAX_NUM_CLASSES:
+        raise ShardError(
+            f"num_classes must be 2 … {MAX_NUM_CLASSES}, or 0 for numbers, got {num_classes}"
+        )
     if ("val_x" in arrays) != ("val_y" in arrays):
         present, lacking = ("val_x", "val_y") if "val_x" in arrays else ("val_y", "val_x")
         raise ShardError(f"the archive has {present} but lacks {lacking}")
@@ -240,18 +228,6 @@ def _parse_shard(arrays: dict[str, Array]) -> Shard:
     }
     names = _names(arrays["class_names"]) if "class_names" in arrays else ()
     return Shard(num_classes=num_classes, class_names=names, **inputs, **targets)
-
-
-def _check_num_classes(num_classes: int) -> None:
-    if num_classes == 1:
-        raise ShardError(
-            "num_classes is 1, but a classifier needs at least two classes; it counts the classes "
-            "of all sites together, and is 0 where the targets are numbers"
-        )
-    if not 0 <= num_classes <= MAX_NUM_CLASSES:
-        raise ShardError(
-            f"num_classes must be 2 … {MAX_NUM_CLASSES}, or 0 for numbers, got {num_classes}"
-        )
 
 
 def _inputs(name: str, array: Array) -> Array:
@@ -311,21 +287,11 @@ def check_pair(part: str, x: Array, y: Array, num_classes: int) -> None:
     if len(x) != len(y):
         raise ShardError(f"{part}_x has {len(x)} samples but {part}_y has {len(y)} labels")
     for name, array in ((f"{part}_x", x), (f"{part}_y", y)):
-        for start, block in _blocks(array):
-            finite = np.isfinite(block).reshape(len(block), -1).all(axis=1)
-            if not finite.all():
-                broken = start + int(np.argmin(finite))
-                raise ShardError(f"{name} holds NaN or infinity, first in sample {broken}")
+        broken = first_not_finite(array)
+        if broken is not None:
+            raise ShardError(f"{name} holds NaN or infinity, first in sample {broken}")
     if num_classes and len(y) and not 0 <= y.min() <= y.max() < num_classes:
         raise ShardError(
             f"{part}_y holds labels {y.min()} … {y.max()}, "
             f"but {num_classes} classes are 0 … {num_classes - 1}"
         )
-
-
-def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
-    """Yield blocks of rows of an array of floats; nothing for an array of integers."""
-    if array.dtype.kind == "f" and array.size:
-        rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
-        for start in range(0, len(array), rows):
-            yield start, array[start : start + rows]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
-from ssfl.datasets.shards.grouping import order_by
+from ssfl.datasets.shards.draw import order_by
 from ssfl.method.streams import Stream
 
 Indices = npt.NDArray[np.int64]

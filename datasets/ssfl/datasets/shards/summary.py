@@ -73,11 +73,7 @@ def summary_json(summary: ShardSummary) -> str:
         "num_classes": summary.num_classes,
         "classes" if summary.num_classes else "intervals": list(summary.group_names),
         **({"columns": list(summary.columns)} if summary.columns else {}),
-        "versions": {
-            "ssfl": ssfl_version(),
-            "numpy": np.__version__,
-            "shard_format": FORMAT,
-        },
+        "versions": {"ssfl": ssfl_version(), "numpy": np.__version__, "shard_format": FORMAT},
     }
     rows = (
         {
@@ -97,15 +93,14 @@ def summary_json(summary: ShardSummary) -> str:
 def _range(summary: ShardSummary, client: int) -> dict[str, float]:
     if summary.num_classes:
         return {}
-    names = ("target_min", "target_mean", "target_max")
-    return dict(zip(names, summary.target_ranges[client].tolist(), strict=True))
+    low, mean, high = summary.target_ranges[client].tolist()
+    return {"target_min": low, "target_mean": mean, "target_max": high}
 
 
 def _notes(assignment: Assignment) -> list[str]:
     num_test = sum(map(len, assignment.test))
     if assignment.test_set_aside:
         total = num_test + sum(map(len, assignment.train)) + sum(map(len, assignment.val))
-        return [
-            f"no test samples in the source: {num_test:,} of {total:,} are set aside for testing"
-        ]
+        aside = f"{num_test:,} of {total:,} are set aside for testing"
+        return [f"no test samples in the source: {aside}"]
     return [] if num_test else ["there are no test samples"]

@@ -1,4 +1,4 @@
-"""The cells of a table in batches of rows: the common interface of the file readers.
+"""The cells of a table in batches of rows, as `CsvTable` and `ParquetTable` return them.
 
 Cells are numpy arrays, independent of the file format. A column has one of five kinds:
 
@@ -9,15 +9,13 @@ Anything else (dates, lists, …) has the kind `other` and cannot be read.
 """
 
 import shlex
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.wording import join_names
 
@@ -52,33 +50,16 @@ class Cells:
     def __len__(self) -> int:
         return len(self.values)
 
+    def places_in(self, words: tuple[str, ...]) -> npt.NDArray[np.int64]:
+        """Return the place of each text cell in `words`, -1 if it is not there."""
+        places = {word: place for place, word in enumerate(words)}
+        known = np.array([places.get(word, -1) for word in self.words] or [-1], dtype=np.int64)
+        found: npt.NDArray[np.int64] = known[self.values]
+        return found
+
     def select(self, rows: npt.NDArray[np.bool_]) -> "Cells":
         """Return the cells of the selected rows."""
         return Cells(self.values[rows], self.missing[rows], self.words)
-
-
-class Table(Protocol):
-    """A file with named columns; rows come in the order of the file."""
-
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns, all different."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes about the file for the user."""
-
-    def contents(
-        self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
-    ) -> TableContents:
-        """Return the types of `columns`; those in `as_text` are text if the file has no types."""
-
-    def batches(self, types: dict[str, ColumnType]) -> Iterator[dict[str, Cells]]:
-        """Yield the columns in `types`, some tens of thousands of rows at a time."""
 
 
 def ignore_flag(name: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.errors import SourceError
-from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, Table, ignore_flag
-from ssfl.datasets.text_columns import are_dates, are_local_numbers
+from ssfl.datasets.errors import SourceError, errors_of
+from ssfl.datasets.guesses import are_dates, are_local_numbers
+from ssfl.datasets.tables.cells import NUMBERS, Cells, ColumnType, ignore_flag
 from ssfl.datasets.wording import join_names
 
 LABELS = ("label", "target", "class", "y", "outcome")
@@ -40,40 +40,39 @@ class ColumnChoice:
         return (*self.features, self.label)
 
 
-def choose(table: Table, label: str, ignore: Collection[str]) -> ColumnChoice:
+def choose(path: Path, names: tuple[str, ...], label: str, ignore: Collection[str]) -> ColumnChoice:
     """Return the columns to read; raise SourceError if the table lacks a requested column."""
-    ignored = {_find(table, name, "--ignore") for name in ignore}
-    left = [name for name in table.names if name not in ignored]
-    chosen = _find(table, label, "--label") if label else _only_label(table.path, left)
-    if chosen in ignored:
-        raise SourceError(f"{table.path}: column {chosen} cannot be both --label and --ignore")
-    features = tuple(name for name in left if name != chosen)
-    if not features:
-        raise SourceError(f"{table.path}: no column is left to predict {chosen} from")
-    return ColumnChoice(chosen, features)
+    with errors_of(path):
+        ignored = {_find(names, name, "--ignore") for name in ignore}
+        left = [name for name in names if name not in ignored]
+        chosen = _find(names, label, "--label") if label else _only_label(left)
+        if chosen in ignored:
+            raise SourceError(f"column {chosen} cannot be both --label and --ignore")
+        features = tuple(name for name in left if name != chosen)
+        if not features:
+            raise SourceError(f"no column is left to predict {chosen} from")
+        return ColumnChoice(chosen, features)
 
 
-def _find(table: Table, name: str, flag: str) -> str:
+def _find(columns: tuple[str, ...], name: str, flag: str) -> str:
     """Return the column with this name, with or without surrounding spaces."""
-    by_name = {column.strip(): column for column in table.names}
-    by_name |= {column: column for column in table.names}
+    by_name = {column.strip(): column for column in columns}
+    by_name |= {column: column for column in columns}
     if name in by_name:
         return by_name[name]
     close = difflib.get_close_matches(name, by_name, n=3)
-    hint = (
-        f"did you mean {' or '.join(close)}?" if close else f"there are: {join_names(table.names)}"
-    )
-    raise SourceError(f"{table.path}: {flag} {name}: there is no such column; {hint}")
+    names = f"there are: {join_names(columns)}"
+    hint = f"did you mean {' or '.join(close)}?" if close else names
+    raise SourceError(f"{flag} {name}: there is no such column; {hint}")
 
 
-def _only_label(path: Path, names: list[str]) -> str:
+def _only_label(names: list[str]) -> str:
     found = [name for name in names if name.strip().lower() in LABELS]
     if len(found) == 1:
         return found[0]
     wrong = f"{' and '.join(found)} are possible" if found else f"none is called {LABELS[0]}"
     raise SourceError(
-        f"{path}: set the column to predict with --label ({wrong}). "
-        f"The columns are: {join_names(names)}"
+        f"set the column to predict with --label ({wrong}). The columns are: {join_names(names)}"
     )
 
 
@@ -151,13 +150,16 @@ class ColumnSurvey:
         """True if all cells hold the same number."""
         return self.low == self.high
 
+    def error(self, problem: str) -> SourceError:
+        """Return an error of this column; the problem begins with a verb."""
+        return SourceError(f"{self.path}: column {self.name} {problem}")
+
     def _refuse_infinity(self, cells: Cells) -> None:
         infinite = np.flatnonzero(np.isinf(cells.values) & ~cells.missing)
         if infinite.size:
-            raise SourceError(
-                f"{self.path}: column {self.name} holds infinity in row "
-                f"{self.rows + int(infinite[0]) + 1}; repair it, or leave the column out "
-                f"with {ignore_flag(self.name)}"
+            raise self.error(
+                f"holds infinity in row {self.rows + int(infinite[0]) + 1}; repair it, or leave "
+                f"the column out with {ignore_flag(self.name)}"
             )
 
     def _add_moments(self, values: npt.NDArray[np.float64]) -> None:
@@ -196,29 +198,24 @@ class ColumnSurvey:
         else:
             is_id, advice = distinct >= _ID_ROWS, f"leave it out with {ignore_flag(self.name)}"
         looks_like_id = distinct == self.count and is_id
+        example = f"such as {min(self.values, default='')!r}"
         if self.values and are_dates(self.values):
-            raise SourceError(
-                f"{self.path}: column {self.name} holds dates, such as {min(self.values)!r}, not "
-                f"numbers; {advice}, or convert it to numbers first"
+            advice = f"{advice}, or convert it to numbers first"
+            raise self.error(f"holds dates, {example}, not numbers; {advice}")
+        if not looks_like_id and distinct <= limit:
+            return
+        if are_local_numbers(self.values):
+            raise self.error(
+                f"holds texts that look like numbers, {example}; write them without %, currency "
+                f"symbols and thousands separators, or {advice}"
             )
-        if (looks_like_id or distinct > limit) and are_local_numbers(self.values):
-            raise SourceError(
-                f"{self.path}: column {self.name} holds texts that look like numbers, such as "
-                f"{min(self.values)!r}; write them without %, currency symbols and thousands "
-                f"separators, or {advice}"
-            )
-        if (looks_like_id or distinct > limit) and self.type.why:
-            raise SourceError(
-                f"{self.path}: column {self.name} is read as text: {self.type.why}; repair it "
-                f"(an empty cell counts as missing, see --missing), or {advice}"
+        if self.type.why:
+            raise self.error(
+                f"is read as text: {self.type.why}; repair it (an empty cell counts as missing, "
+                f"see --missing), or {advice}"
             )
         if looks_like_id:
-            raise SourceError(
-                f"{self.path}: column {self.name} looks like an id: all {distinct:,} texts in it "
-                f"are different; {advice}"
+            raise self.error(
+                f"looks like an id: all {distinct:,} texts in it are different; {advice}"
             )
-        if distinct > limit:
-            raise SourceError(
-                f"{self.path}: column {self.name} is text with more than {limit:,} different "
-                f"values; {advice}"
-            )
+        raise self.error(f"is text with more than {limit:,} different values; {advice}")

@@ -7,12 +7,11 @@ many countries. Next to such numbers, 1.350 is ambiguous (thousands or fraction)
 """
 
 import csv
-import gzip
 import io
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +21,7 @@ from ssfl.datasets.data_set import Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.arrow_cells import reading, to_cells
 from ssfl.datasets.tables.cells import Cells, ColumnType, TableContents, ignore_flag
-from ssfl.datasets.tables.csv_head import CsvHead, is_number, read_head
+from ssfl.datasets.tables.csv_head import DELIMITERS, is_number, open_bytes, read_head
 from ssfl.datasets.wording import format_bytes
 
 _BLOCK_BYTES = 4 << 20
@@ -49,12 +48,13 @@ _ARROW = {"whole": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
 
 @dataclass(frozen=True, eq=False)
 class CsvTable:
-    """A CSV file; see `Table`."""
+    """A CSV file; rows come in the order of the file."""
 
     path: Path
     names: tuple[str, ...]
     notes: tuple[str, ...]
-    head: CsvHead
+    delimiter: str
+    width: int  # number of columns, also those that are ignored
 
     def contents(
         self, columns: Collection[str], as_text: Collection[str], on_progress: Progress | None
@@ -81,7 +81,7 @@ class CsvTable:
 
     def _thousands(self, name: str, column: Any, rows_before: int) -> dict[str, str]:
         """Return the first cell such as 1.350, if the file may have decimal commas."""
-        if self.head.delimiter != ";":
+        if self.delimiter != ";":
             return {}
         place = pc.index(pc.match_substring_regex(column, _THOUSANDS), True).as_py()
         return {} if place < 0 else {name: f"{column[place]} in row {rows_before + place + 1}"}
@@ -110,42 +110,70 @@ class CsvTable:
         convert = pyarrow_csv.ConvertOptions(
             column_types=types, include_columns=list(types), strings_can_be_null=True
         )
-        parse = pyarrow_csv.ParseOptions(delimiter=self.head.delimiter, newlines_in_values=True)
+        parse = pyarrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
         read = pyarrow_csv.ReadOptions(block_size=_BLOCK_BYTES)
         with reading(self.path):
             try:
                 with pa.OSFile(str(self.path)) as file:
-                    for batch in pyarrow_csv.open_csv(self._unpacked(file), read, parse, convert):
+                    is_gzip = self.path.name.lower().endswith(".gz")
+                    text = pa.CompressedInputStream(file, "gzip") if is_gzip else file
+                    for batch in pyarrow_csv.open_csv(text, read, parse, convert):
                         if on_progress:
                             what = f"bytes of {self.path.name} scanned"
                             on_progress(what, file.tell(), file.size())
                         yield batch
             except (pa.ArrowInvalid, UnicodeError) as error:
-                reason = _explain_parse_error(self.path, self.head, str(error))
+                reason = self._explain_parse_error(str(error))
                 if reason:
                     raise SourceError(f"{self.path}: {reason}") from error
                 raise
-
-    def _unpacked(self, file: Any) -> Any:
-        is_gzip = self.path.name.lower().endswith(".gz")
-        return pa.CompressedInputStream(file, "gzip") if is_gzip else file
 
     def _kind(self, column: Any, kind: str) -> str:
         """Return the first kind that fits these cells, given the kind of the rows before."""
         if kind == "text" or column.null_count == len(column):
             return kind
-        return next(other for other in _NEXT[kind] if _fits(column, other, self.head.delimiter))
+        return next(other for other in _NEXT[kind] if _fits(column, other, self.delimiter))
+
+    def _explain_parse_error(self, message: str) -> str:
+        """Return a message for a parse error of pyarrow, with the line; '' if it is unknown."""
+        if "straddl" in message:
+            return f"a row is longer than {format_bytes(_BLOCK_BYTES)}; is its first quote closed?"
+        if "Empty CSV" in message:
+            return _NO_ROWS
+        if "UTF8" in message or "utf-8" in message:
+            line = _first_line_not_utf8(self.path)
+            return f"line {line} is not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8)"
+        if "Expected" in message and "columns" in message:
+            return self._explain_ragged_row()
+        return ""
+
+    def _explain_ragged_row(self) -> str:
+        """Return a message naming the first row whose number of cells differs from the header."""
+        raw = open_bytes(self.path)
+        with io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as file:
+            reader = csv.reader(file, delimiter=self.delimiter)
+            try:
+                for cells in reader:
+                    if cells and len(cells) != self.width:
+                        return (
+                            f"the row that ends in line {reader.line_num} does not fit the header: "
+                            f"cells {len(cells)}, columns {self.width}; repair it, close open "
+                            f"quotes, or put quotes around cells that hold a "
+                            f"{DELIMITERS[self.delimiter]}"
+                        )
+            except csv.Error as error:
+                return f"line {reader.line_num} cannot be read ({error}); is a quote left open?"
+        return f"the number of cells of a row differs from the {self.width} columns of the header"
 
 
 def open_csv(path: Path) -> CsvTable:
     """Return the table; raise SourceError if its header is invalid."""
     with reading(path):
-        head = read_head(path)
-    names = tuple(name for name in head.names if name)
-    notes = head.notes
-    if names != head.names:
+        columns, delimiter, notes = read_head(path)
+    names = tuple(name for name in columns if name)
+    if names != columns:
         notes += ("first column ignored: it has no name, like the index of a pandas table",)
-    return CsvTable(path, names, notes, head)
+    return CsvTable(path, names, notes, delimiter, len(columns))
 
 
 def _fits(column: Any, kind: str, delimiter: str) -> bool:
@@ -197,49 +225,11 @@ def _cells(column: Any, type_: ColumnType) -> Cells:
     return to_cells(_with_point(column) if type_.type_name == _COMMA else column, type_.kind)
 
 
-def _explain_parse_error(path: Path, head: CsvHead, message: str) -> str:
-    """Return a message for a parse error of pyarrow, with the line; '' if it is unknown."""
-    if "straddl" in message:
-        return f"a row is longer than {format_bytes(_BLOCK_BYTES)}; is its first quote closed?"
-    if "Empty CSV" in message:
-        return _NO_ROWS
-    if "UTF8" in message or "utf-8" in message:
-        line = _first_line_not_utf8(path)
-        return f"line {line} is not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8)"
-    if "Expected" in message and "columns" in message:
-        return _ragged_row(path, head)
-    return ""
-
-
-def _open_bytes(path: Path) -> IO[bytes]:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # close enough to IO
-    return path.open("rb")
-
-
 def _first_line_not_utf8(path: Path) -> int:
-    with _open_bytes(path) as file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 return number
     return 1
-
-
-def _ragged_row(path: Path, head: CsvHead) -> str:
-    """Return a message naming the first row whose number of cells differs from the header."""
-    width = len(head.names)
-    with io.TextIOWrapper(_open_bytes(path), "utf-8-sig", errors="replace", newline="") as file:
-        reader = csv.reader(file, delimiter=head.delimiter)
-        try:
-            for cells in reader:
-                if cells and len(cells) != width:
-                    return (
-                        f"the row that ends in line {reader.line_num} does not fit the header: "
-                        f"cells {len(cells)}, columns {width}; repair it, close open quotes, or "
-                        f"put quotes around cells that hold a {head.delimiter_name}"
-                    )
-        except csv.Error as error:
-            return f"line {reader.line_num} cannot be read ({error}); is a quote left open?"
-    return f"the number of cells of a row differs from the {width} columns of the header"

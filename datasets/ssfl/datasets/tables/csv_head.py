@@ -5,14 +5,14 @@ import csv
 import gzip
 import io
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.tables.cells import check_names
 
 _HEAD_BYTES = 1 << 20  # longer than any header
-_NAMES = {",": "comma", ";": "semicolon", "\t": "tab"}
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
 
 # Other formats that often have a wrong extension, by their first bytes, with advice.
 _OTHER_FORMATS = {
@@ -26,25 +26,11 @@ _OTHER_FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class CsvHead:
-    """The header and delimiter of a CSV file."""
-
-    names: tuple[str, ...]
-    delimiter: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def delimiter_name(self) -> str:
-        """Name of the delimiter, for messages."""
-        return _NAMES[self.delimiter]
-
-
-def read_head(path: Path) -> CsvHead:
-    """Return the head of a CSV file; raise SourceError if the file is not CSV."""
+def read_head(path: Path) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Return the column names, the delimiter and notes; raise SourceError if it is not CSV."""
     text = _text(path, _first_bytes(path))
     usual = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
-    by_delimiter = {mark: _header(path, text, mark) for mark in (usual, *_NAMES)}
+    by_delimiter = {mark: _header(path, text, mark) for mark in (usual, *DELIMITERS)}
     delimiter = usual
     if len(by_delimiter[usual]) == 1:
         delimiter = max(by_delimiter, key=lambda mark: len(by_delimiter[mark]))
@@ -52,19 +38,23 @@ def read_head(path: Path) -> CsvHead:
     if len(names) == 1:
         raise SourceError(
             f"{path}: there is only one column, {names[0]!r}; a table needs the column to predict "
-            f"and at least one other. Supported delimiters: {', '.join(_NAMES.values())}"
+            f"and at least one other. Supported delimiters: {', '.join(DELIMITERS.values())}"
         )
     _check_header(path, names)
-    notes = () if delimiter == usual else (f"delimiter of {path.name}: {_NAMES[delimiter]}",)
-    return CsvHead(names, delimiter, notes)
+    note = f"delimiter of {path.name}: {DELIMITERS[delimiter]}"
+    return names, delimiter, (note,) if delimiter != usual else ()
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file that is gzipped if its name ends in .gz."""
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # close enough to IO
+    return path.open("rb")
 
 
 def _first_bytes(path: Path) -> bytes:
     try:
-        if path.name.lower().endswith(".gz"):
-            with gzip.open(path, "rb") as packed:
-                return packed.read(_HEAD_BYTES)
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             return file.read(_HEAD_BYTES)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SourceError(f"{path}: this is not a complete gzip file: {error}") from error

@@ -7,17 +7,15 @@ of the training rows.
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.guesses import are_local_numbers
 from ssfl.datasets.tables.cells import NUMBERS, Cells, ignore_flag
 from ssfl.datasets.tables.columns import ColumnSurvey
-from ssfl.datasets.text_columns import are_local_numbers
-from ssfl.datasets.wording import join_names
+from ssfl.datasets.wording import join_names, plural
 
 _EXACT = 1 << 24  # integers up to this are exact in float32
 _EXACT_DOUBLE = 1 << 53  # integers up to this are exact in float64
@@ -66,9 +64,7 @@ class Feature:
         return unusable
 
     def _write_words(self, cells: Cells, out: Inputs) -> npt.NDArray[np.bool_]:
-        places = {word: place for place, word in enumerate(self.words)}
-        known = np.array([places.get(word, -1) for word in cells.words] or [-1])
-        chosen = np.where(cells.missing, int(self.fill), known[cells.values])
+        chosen = np.where(cells.missing, int(self.fill), cells.places_in(self.words))
         block = out[:, self.place : self.place + self.width]
         block[:] = 0
         rows = np.flatnonzero(chosen >= 0)
@@ -83,13 +79,11 @@ def make_features(surveys: list[ColumnSurvey], standardize: bool) -> tuple[Featu
     place = 0
     for survey in surveys:
         if not survey.count:
-            raise SourceError(
-                f"{survey.path}: column {survey.name} is empty in every row that is used; "
-                f"leave it out with {ignore_flag(survey.name)}"
+            raise survey.error(
+                f"is empty in every row that is used; leave it out with {ignore_flag(survey.name)}"
             )
-        feature = _feature(survey, place, standardize)
-        features.append(feature)
-        place += feature.width
+        features.append(_feature(survey, place, standardize))
+        place += features[-1].width
     return tuple(features)
 
 
@@ -106,9 +100,9 @@ def _feature(survey: ColumnSurvey, place: int, standardize: bool) -> Feature:
     if survey.is_constant:
         return Feature(survey.name, kind, place, fill=survey.low, scale=0)
     if not 0 < survey.deviation < math.inf:
-        raise SourceError(
-            f"{survey.path}: column {survey.name} spans {survey.low:g} … {survey.high:g}, which "
-            f"cannot be standardised; scale it, or leave it out with {ignore_flag(survey.name)}"
+        raise survey.error(
+            f"spans {survey.low:g} … {survey.high:g}, which cannot be standardised; scale it, or "
+            f"leave it out with {ignore_flag(survey.name)}"
         )
     mean, scale = survey.mean, survey.deviation
     return Feature(survey.name, kind, place, fill=mean, mean=mean, scale=scale)
@@ -124,7 +118,9 @@ def feature_notes(
     constant = [survey.name for survey in same if abs(survey.low) < _EXACT_DOUBLE]
     inexact = [survey.name for survey in same if abs(survey.low) >= _EXACT_DOUBLE]
     if standardize and numbers:
-        notes.append(f"{_columns(len(numbers))} of numbers standardised by the training rows")
+        notes.append(
+            f"{plural(len(numbers), 'column')} of numbers standardised by the training rows"
+        )
     if standardize and constant:
         notes.append(f"the same number in every row, so 0 in every sample: {join_names(constant)}")
     if standardize and inexact:
@@ -144,7 +140,7 @@ def feature_notes(
     texts = [feature for feature in features if feature.kind == "text"]
     if texts:
         inputs = sum(feature.width for feature in texts)
-        notes.append(f"{_columns(len(texts))} of text became inputs of 0 or 1: {inputs}")
+        notes.append(f"{plural(len(texts), 'column')} of text became inputs of 0 or 1: {inputs}")
     for survey in surveys:
         if survey.type.kind == "text" and are_local_numbers(survey.values):
             notes.append(
@@ -154,15 +150,3 @@ def feature_notes(
         elif survey.type.why:
             notes.append(f"column {survey.name} is read as text: {survey.type.why}")
     return notes
-
-
-def _columns(count: int) -> str:
-    return "1 column" if count == 1 else f"{count} columns"
-
-
-def refuse_overflow(path: Path, feature: Feature, row: int) -> None:
-    """Raise SourceError because a number exceeds float32."""
-    raise SourceError(
-        f"{path}: column {feature.name} holds a number in row {row} that is too large for float32; "
-        f"repair it, or leave the column out with {ignore_flag(feature.name)}"
-    )

@@ -20,7 +20,7 @@ _INDEX = "__index_level_"  # prefix of the columns in which pandas stores an ind
 
 @dataclass(frozen=True, eq=False)
 class ParquetTable:
-    """A Parquet file; see `Table`."""
+    """A Parquet file; rows come in the order of the file."""
 
     path: Path
     names: tuple[str, ...]
@@ -29,10 +29,7 @@ class ParquetTable:
     rows: int
 
     def contents(
-        self,
-        columns: Collection[str],
-        as_text: Collection[str],  # noqa: ARG002 - the file defines all types
-        on_progress: Progress | None,  # noqa: ARG002 - nothing has to be read
+        self, columns: Collection[str], _as_text: Collection[str], _on_progress: Progress | None
     ) -> TableContents:
         """Return the types from the file's schema."""
         types = {name: column_type(self.arrow_types[name]) for name in columns}

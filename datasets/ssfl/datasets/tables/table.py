@@ -15,12 +15,15 @@ from ssfl.datasets.data_set import Array, DataSet, Progress
 from ssfl.datasets.errors import SourceError
 from ssfl.datasets.memory import empty_array
 from ssfl.datasets.source import SourceOptions
-from ssfl.datasets.tables.cells import NUMBERS, Cells, Table, TableContents, ignore_flag
+from ssfl.datasets.tables.cells import NUMBERS, Cells, TableContents, ignore_flag
 from ssfl.datasets.tables.columns import ColumnChoice, ColumnSurvey, check_types, choose
-from ssfl.datasets.tables.features import Feature, feature_notes, make_features, refuse_overflow
+from ssfl.datasets.tables.csv_file import CsvTable, open_csv
+from ssfl.datasets.tables.features import Feature, feature_notes, make_features
+from ssfl.datasets.tables.parquet_file import ParquetTable, open_parquet
 from ssfl.datasets.tables.targets import Target, make_target, target_notes
 from ssfl.datasets.wording import join_names, plural
 
+Table = CsvTable | ParquetTable
 Mask = npt.NDArray[np.bool_]
 
 
@@ -40,7 +43,7 @@ class _Part:
 def read_table(path: Path, options: SourceOptions, on_progress: Progress | None = None) -> DataSet:
     """Return the table as a data set; raise SourceError if it cannot be used."""
     table = _open(path)
-    choice = choose(table, options.label, options.ignore)
+    choice = choose(table.path, table.names, options.label, options.ignore)
     contents = table.contents(choice.columns, (), on_progress)
     train = _survey(table, choice, contents, options.missing, on_progress)
     label = train.surveys[choice.label]
@@ -56,7 +59,10 @@ def read_table(path: Path, options: SourceOptions, on_progress: Progress | None 
         test = _open_test(options.test, train, options.missing, on_progress)
         test_x, test_y, unknown = _fill(test, features, target)
         notes += [*test.table.notes, *_row_notes(test)]
-        notes += [_unknown_note(name, count) for name, count in unknown.items()]
+        notes += [
+            f"{plural(count, 'test row')} with a text in {name} that no training row has: all 0"
+            for name, count in unknown.items()
+        ]
     name = path.name.split(".")[0] or path.name
     return DataSet(
         name,
@@ -71,22 +77,14 @@ def read_table(path: Path, options: SourceOptions, on_progress: Progress | None 
 
 
 def _open(path: Path) -> Table:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise SourceError("tables are read with pyarrow: pip install 'ssfl[data]'") from error
     if path.is_dir():
         raise SourceError(f"{path}: this is a folder, not a table")
     if not path.is_file():
         raise SourceError(f"{path}: there is no such file")
     name = path.name.lower()
     if name.endswith(".parquet"):
-        from ssfl.datasets.tables.parquet_file import open_parquet
-
         return open_parquet(path)
     if name.endswith((".csv", ".tsv", ".csv.gz", ".tsv.gz")):
-        from ssfl.datasets.tables.csv_file import open_csv
-
         return open_csv(path)
     raise SourceError(f"{path}: a table ends in .csv, .tsv, .csv.gz, .tsv.gz or .parquet")
 
@@ -103,17 +101,14 @@ def _open_test(path: Path, train: _Part, missing: str, on_progress: Progress | N
     as_text = [name for name, type_ in expected.items() if type_.kind == "text"]
     contents = table.contents(choice.columns, as_text, on_progress)
     for name, type_ in contents.types.items():
-        if not _is_readable_as(type_.kind, expected[name].kind):
+        kinds = (type_.kind, expected[name].kind)
+        if kinds[0] not in (kinds[1], "nothing") and not set(kinds) <= set(NUMBERS):
             why = f" ({type_.why})" if type_.why else ""
             raise SourceError(
                 f"{path}: column {name} holds {type_.type_name}{why}, "
                 f"but {expected[name].type_name} in {train.table.path}"
             )
     return _survey(table, choice, contents, missing, on_progress)
-
-
-def _is_readable_as(kind: str, train: str) -> bool:
-    return kind in (train, "nothing") or (kind in NUMBERS and train in NUMBERS)
 
 
 def _survey(
@@ -197,7 +192,10 @@ def _fill(
         for feature in features:
             unusable = feature.write(batch[feature.name].select(kept), x[start:stop])
             if unusable.any() and feature.kind != "text":
-                refuse_overflow(part.table.path, feature, int(rows[unusable][0]))
+                raise part.surveys[feature.name].error(
+                    f"holds a number in row {rows[unusable][0]} that is too large for float32; "
+                    f"repair it, or leave the column out with {ignore_flag(feature.name)}"
+                )
             if unusable.any():
                 unknown[feature.name] = unknown.get(feature.name, 0) + int(unusable.sum())
         y[start:stop] = target.encode(part.table.path, batch[target.name].select(kept), rows)
@@ -223,7 +221,3 @@ def _row_notes(part: _Part) -> list[str]:
             f"frequent text: {join_names([survey.name for survey in filled if survey.missing])}"
         )
     return notes
-
-
-def _unknown_note(name: str, count: int) -> str:
-    return f"{plural(count, 'test row')} with a text in {name} that no training row has: all 0"

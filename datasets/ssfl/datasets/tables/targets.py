@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.datasets.class_or_number import ASK_FOR_TARGET, FEW, are_classes
 from ssfl.datasets.errors import SourceError
+from ssfl.datasets.guesses import ASK_FOR_TARGET, FEW, are_classes, class_name_notes
 from ssfl.datasets.tables.cells import Cells
 from ssfl.datasets.tables.columns import MAX_LABELS, ColumnSurvey
-from ssfl.datasets.text_columns import EQUAL_WHEN_STRIPPED, equal_when_stripped
-from ssfl.datasets.wording import class_name, join_names, plural
+from ssfl.datasets.wording import class_name, plural
 
 _LARGE = 1000  # training on larger targets tends to diverge
 
@@ -46,9 +45,7 @@ class Target:
             self._check(path, cells, rows, ~np.isfinite(numbers), "too large for float32")
             return numbers
         if self.kind == "text":
-            places = {word: place for place, word in enumerate(self.classes)}
-            known = np.array([places.get(word, -1) for word in cells.words] or [-1])
-            found: npt.NDArray[np.int64] = known[cells.values].astype(np.int64)
+            found = cells.places_in(self.classes)
         else:
             values = np.array(self.classes)
             found = np.searchsorted(values, cells.values).clip(max=len(values) - 1).astype(np.int64)
@@ -84,9 +81,9 @@ def make_target(survey: ColumnSurvey, wanted: str, *, standardize: bool) -> Targ
         if kind == "text":
             survey.refuse_many_words()
         if survey.has_more_values:
-            raise SourceError(
-                f"{survey.path}: column {name} has more than {MAX_LABELS:,} different values: "
-                "too many for classes; predict numbers with --target number"
+            raise survey.error(
+                f"has more than {MAX_LABELS:,} different values: too many for classes; predict "
+                "numbers with --target number"
             )
         return Target(name, kind, tuple(sorted(survey.values)))
     if kind == "text":
@@ -105,8 +102,7 @@ def target_notes(survey: ColumnSurvey, target: Target) -> list[str]:
     if target.classes:
         why = survey.type.why
         notes = [f"column {target.name} is read as text: {why}"] if why else []
-        same = equal_when_stripped(target.class_names)
-        return notes + ([f"{EQUAL_WHEN_STRIPPED}: {join_names(same)}"] if same else [])
+        return notes + class_name_notes(target.class_names)
     if target.kind == "flag":
         return [f"{target.name} is predicted as a number, 0 or 1"]
     if (target.mean, target.scale) != (0.0, 1.0):
@@ -128,7 +124,7 @@ def target_notes(survey: ColumnSurvey, target: Target) -> list[str]:
 
 
 def _guess(survey: ColumnSurvey) -> str:
-    kind, name, different = survey.type.kind, survey.name, len(survey.values)
+    kind, different = survey.type.kind, len(survey.values)
     if kind in ("text", "flag"):
         return "class"
     if kind == "whole" and are_classes(different, survey.count):
@@ -137,7 +133,7 @@ def _guess(survey: ColumnSurvey) -> str:
         return "number"
     count = f"more than {MAX_LABELS:,}" if survey.has_more_values else f"{different:,}"
     values = "value" if different == 1 else "different values"
-    raise SourceError(
-        f"{survey.path}: column {name} holds integers, {count} {values} from {survey.low:g} "
-        f"to {survey.high:g} in {plural(survey.count, 'row')}: {ASK_FOR_TARGET}"
+    raise survey.error(
+        f"holds integers, {count} {values} from {survey.low:g} to {survey.high:g} in "
+        f"{plural(survey.count, 'row')}: {ASK_FOR_TARGET}"
     )

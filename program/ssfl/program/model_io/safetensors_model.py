@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from ssfl.durable.files import atomic_file
+from ssfl.durable.files import write_atomic
 from ssfl.method.errors import ModelFileError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -46,7 +46,7 @@ def write_model(
         MANIFEST: manifest.json,
     }
     for name, data in contents.items():
-        _write(folder / name, data)
+        write_atomic(folder / name, data)
 
 
 def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float32]) -> None:
@@ -54,7 +54,7 @@ def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float3
     mask = mask_of(manifest, initial)
     digests = digests_of(manifest, mask, mask.gather(initial))
     metadata = _metadata({"manifest": manifest.json.decode(), **digests})
-    _write(path, save(manifest.unflatten(initial), metadata))
+    write_atomic(path, save(manifest.unflatten(initial), metadata))
 
 
 def stand_alone(
@@ -87,8 +87,3 @@ def mask_of(manifest: Manifest, vector: npt.NDArray[np.float32]) -> Mask:
 
 def _metadata(fields: Mapping[str, str]) -> dict[str, str]:
     return {"ssfl": json.dumps(fields)}  # one key: safetensors does not keep the order of several
-
-
-def _write(path: Path, data: bytes) -> None:
-    with atomic_file(path) as file:
-        file.write(data)

@@ -7,7 +7,7 @@ it, stands alone. Any other file needs `manifest.json` and `mask.bin` in its fol
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from ssfl.method.errors import ManifestError, ModelFileError
+from ssfl.method.errors import ManifestError, ModelFileError, SettingsError
 from ssfl.method.manifest import MAX_MANIFEST_BYTES, Manifest
 from ssfl.method.mask import Mask
+from ssfl.method.settings import RunSettings
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK, digests_of, mask_of
 
 Vector = npt.NDArray[np.float32]
 
+NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
 _MAKE_ONE = "make one with `ssfl init`"
 
 
@@ -52,6 +54,26 @@ def read_initial(path: Path) -> tuple[Manifest, Vector]:
         raise ModelFileError(f"there is no file {path}: {_MAKE_ONE}")
     model = _read(path, alone=True)
     return model.manifest, model.vector
+
+
+def network_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the recorded settings of a built-in network, unchecked; empty for other networks."""
+    return {name: manifest.model[name] for name in NETWORK if name in manifest.model}
+
+
+def apply_recorded(settings: RunSettings, recorded: Mapping[str, Any], path: Path) -> RunSettings:
+    """Return `settings` with recorded values; raise ModelFileError if one cannot be used."""
+    try:
+        for name, value in recorded.items():
+            if type(value) is not type(getattr(settings, name)):
+                raise SettingsError(f"{name} cannot be {value!r:.60}")
+        changed = replace(settings, **recorded)
+        changed.validate()
+    except SettingsError as error:
+        raise ModelFileError(
+            f"{path}: the settings of its network cannot be used: {error}"
+        ) from error
+    return changed
 
 
 def _read(path: Path, *, alone: bool) -> StoredModel:
@@ -145,28 +167,22 @@ def _mask(path: Path, fields: Mapping[str, str], manifest: Manifest, vector: Vec
         return mask_of(manifest, vector)
     where = f"the mask in {path}" if alone else f"{path.with_name(MASK)}"
     try:
-        bits = (
-            base64.b64decode(fields["mask"], validate=True)
-            if alone
-            else _mask_in_folder(path.with_name(MASK), manifest)
-        )
+        if alone:
+            bits = base64.b64decode(fields["mask"], validate=True)
+        else:
+            size = path.with_name(MASK).stat().st_size
+            if size != (manifest.num_masked + 7) // 8:
+                raise ValueError(f"{size} bytes do not hold {manifest.num_masked} bits")
+            bits = path.with_name(MASK).read_bytes()
         mask = Mask(bits, manifest.num_masked)
     except ValueError as error:
         raise ModelFileError(f"{where} is damaged: {error}") from error
     not_zero = np.flatnonzero(vector[: mask.size] * ~mask.bools())
     if not_zero.size:
         tensor = manifest.tensor_at(int(not_zero[0]))
-        raise ModelFileError(
-            f"{path} does not fit {where}: a pruned weight of {tensor} is not zero"
-        )
+        problem = f"a pruned weight of {tensor} is not zero"
+        raise ModelFileError(f"{path} does not fit {where}: {problem}")
     return mask
-
-
-def _mask_in_folder(file: Path, manifest: Manifest) -> bytes:
-    size = file.stat().st_size
-    if size != (manifest.num_masked + 7) // 8:
-        raise ValueError(f"{size} bytes do not hold {manifest.num_masked} bits")
-    return file.read_bytes()
 
 
 def _check_digest(path: Path, fields: Mapping[str, str], name: str, found: str) -> None:

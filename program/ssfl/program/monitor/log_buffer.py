@@ -27,16 +27,8 @@ SHOWN = frozenset(
     (
         *("run", "phase", "step", "round", "rounds", "rounds_done", "attempt", "epoch", "early"),
         *("client", "clients", "reported", "missing", "num_samples", "was", "has_final_model"),
-        *(
-            "reason",
-            "method",
-            "times",
-            "times_since_last_told",
-            "from",
-            "error",
-            "silent_s",
-            "for_s",
-        ),
+        *("reason", "method", "times", "times_since_last_told", "from", "error"),
+        *("silent_s", "for_s"),
         *("seconds", "bytes", "size", "tensor", "kept", "of", "density", "density_of_all", "new"),
         *("accuracy", "base_accuracy", "pooled", "mean", "loss", "training_loss", "best", "model"),
         *("global", "personal", "coding_error", "lost", "limit", "norms", "largest", "value_type"),
@@ -74,12 +66,9 @@ class LogBuffer(logging.Handler):
         fields = {
             name: _short(plain(value)) for name, value in fields_of(record).items() if name in SHOWN
         }
-        if record.exc_info and record.exc_info[1]:
-            error = record.exc_info[1]
-            fields = {
-                "error": _short(f"{type(error).__name__}: {_file_name_only(error)}"),
-                **fields,
-            }
+        if record.exc_info and (error := record.exc_info[1]):
+            shown = _short(f"{type(error).__name__}: {_file_name_only(error)}")
+            fields = {"error": shown, **fields}
         self.last_number += 1
         entry = {
             "number": self.last_number,

@@ -15,8 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from ssfl.program.monitor.histogram import Histogram
-from ssfl.program.monitor.series import BUILD_INFO, Series
+from ssfl.program.monitor.series import BUILD_INFO, Histogram, Series
 from ssfl.program.monitor.web import Request, Response, Route
 from ssfl.program.version import ssfl_version
 
@@ -49,13 +48,12 @@ def histograms(series: Series, by_labels: Mapping[Any, Histogram]) -> Metric:
     """Return histograms by the values of their labels."""
     family = HistogramMetricFamily(series.name, series.text, labels=series.labels)
     for labels, histogram in by_labels.items():
-        buckets = [(_bound(bound), float(n)) for bound, n in histogram.buckets()]
+        buckets = [
+            ("+Inf" if bound == math.inf else repr(bound), float(n))
+            for bound, n in histogram.buckets()
+        ]
         family.add_metric([labels] if isinstance(labels, str) else labels, buckets, histogram.total)
     return family
-
-
-def _bound(seconds: float) -> str:
-    return "+Inf" if math.isinf(seconds) else repr(seconds)
 
 
 def build_info(program: str) -> Metric:

@@ -9,6 +9,7 @@ handle that. They miss the first increase of a new series, so every counter star
 label that it can get.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,6 +44,35 @@ class Series:
     def shown(self) -> str:
         """The name in Prometheus."""
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+class Histogram:
+    """Counts measurements by upper bound, in cumulative buckets as Prometheus defines them."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add a measurement."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[float, int]]:
+        """Return each bound, the last one infinite, with the number of values at or below it.
+
+        >>> histogram = Histogram((0.1, 1.0))
+        >>> for seconds in (0.05, 0.1, 3.0):
+        ...     histogram.observe(seconds)
+        >>> histogram.buckets()
+        [(0.1, 2), (1.0, 2), (inf, 3)]
+        """
+        cumulative, buckets = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), tuple(self._counts), strict=True):
+            cumulative += count
+            buckets.append((bound, cumulative))
+        return buckets
 
 
 def _gauge(name: str, text: str, *labels: str) -> Series:
@@ -150,20 +180,9 @@ CLIENT_THROUGHPUT = _gauge(
 
 # -- bytes
 
-PAYLOAD_BYTES = _counter(
-    "ssfl_payload_bytes",
-    "encoded tensors",
-    "direction",
-    "phase",
-    "encoding",
-)
-MESSAGE_BYTES = _counter(
-    "ssfl_message_bytes",
-    "whole messages, tensors included",
-    "direction",
-    "phase",
-    "encoding",
-)
+_BYTE_LABELS = ("direction", "phase", "encoding")
+PAYLOAD_BYTES = _counter("ssfl_payload_bytes", "encoded tensors", *_BYTE_LABELS)
+MESSAGE_BYTES = _counter("ssfl_message_bytes", "whole messages, tensors included", *_BYTE_LABELS)
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "bytes of TCP by the kernel's count", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",

@@ -66,7 +66,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=_width())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if action.const == "true":
+        if isinstance(action, argparse.BooleanOptionalAction):
             return "--[no-]" + action.option_strings[0].removeprefix("--")
         return super()._format_action_invocation(action)
 
@@ -91,9 +91,13 @@ def read_flags(
     given, rest = parser.parse_known_args(argv)
     if rest:
         raise usage_error(_why_unknown(rest, options, known_elsewhere))
-    texts = vars(given).items()
-    joined = {name: " ".join(text) if isinstance(text, list) else text for name, text in texts}
-    return {name: text for name, text in joined.items() if text is not None}
+    return {name: _as_text(value) for name, value in vars(given).items() if value is not None}
+
+
+def _as_text(value: str | bool | list[str]) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(value) if isinstance(value, list) else value
 
 
 def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str:
@@ -106,22 +110,19 @@ def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str
     whole = topic == ALL
     parser = _parser(text.prog, positional=any(option.positional for option in options))
     parser.description = _wrap(text.description) if whole or not topic else None
-    if not groups:
-        _add_group(parser, "Settings", options)
-    elif not topic:
-        basic = [each for each in options if each.name in BASIC or group_of(each.name) is None]
+    ungrouped = [each for each in options if not groups or group_of(each.name) is None]
+    if not topic:
+        basic = [each for each in options if each.name in BASIC or each in ungrouped]
         _add_group(parser, "Basic settings", basic)
-    else:
-        ungrouped = [each for each in options if whole and group_of(each.name) is None]
+    elif whole:
         _add_group(parser, "Settings", ungrouped)
     for group in GROUPS:
         if group.name in (groups if whole else (topic,)):
             _add_group(parser, f"{group.name} ({group.about})", groups[group.name])
     if whole or not topic:
         _add_other(parser.add_argument_group("Other flags"), text, bool(groups))
-    return "\n\n".join(
-        [parser.format_help().rstrip(), *_after_settings(options, text, topic, groups)]
-    )
+    after = _after_settings(options, text, topic, groups)
+    return "\n\n".join([parser.format_help().rstrip(), *after])
 
 
 def closest(word: str, words: Iterable[str]) -> str:
@@ -180,15 +181,14 @@ def _after_settings(
     if topic in groups:
         return parts
     if groups and not topic:
-        lines = [
-            f"  {group.name:<12}{group.about}"
-            for group in GROUPS
-            if any(member.name not in BASIC for member in groups.get(group.name, ()))
-        ]
-        lines.append(f"  {ALL:<12}all {len(options)} settings")
         parts.append(
-            f"More settings are in groups. `{text.prog} --help GROUP` shows a group:\n"
-            + "\n".join(lines)
+            f"More settings are in groups. `{text.prog} --help GROUP` shows a group:"
+            + "".join(
+                f"\n  {group.name:<12}{group.about}"
+                for group in GROUPS
+                if any(member.name not in BASIC for member in groups.get(group.name, ()))
+            )
+            + f"\n  {ALL:<12}all {len(options)} settings"
         )
     parts += [_wrap(text.epilog)] if text.epilog else []
     codes = "\n".join(f"  {code.value:>3}  {code.meaning}" for code in ExitCode)
@@ -209,22 +209,18 @@ def _add_other(
 ) -> None:
     config_help = "TOML file of settings" + (" (variable SSFL_CONFIG)" if text.variables else "")
     group.add_argument(CONFIG_FLAG, metavar="FILE", help=config_help)
+    version = f"{text.prog} {ssfl_version()}"
     group.add_argument(
-        "--version",
-        action="version",
-        version=f"{text.prog} {ssfl_version()}",
-        help="show the version and exit",
+        "--version", action="version", version=version, help="show the version and exit"
     )
+    of_groups = f", a group of settings, or `{ALL}` settings," if has_groups else ""
     group.add_argument(
-        "-h",
-        "--help",
+        *("-h", "--help"),
         action=_Help,
         show=show,
         nargs="?" if has_groups else 0,
         metavar="GROUP",
-        help=f"show this text, a group of settings, or `{ALL}` settings, and exit"
-        if has_groups
-        else "show this text and exit",
+        help=f"show this text{of_groups} and exit",
     )
 
 
@@ -234,17 +230,8 @@ def _add(group: argparse._ActionsContainer, option: Option) -> None:
         count = "*" if option.metadata.get("several") else "?"
         group.add_argument(option.name, nargs=count, metavar=option.metavar, help=text)
     elif option.kind is bool:
-        negative = option.flag.replace("--", "--no-", 1)
-        group.add_argument(
-            option.flag, dest=option.name, action="store_const", const="true", help=text
-        )
-        group.add_argument(
-            negative,
-            dest=option.name,
-            action="store_const",
-            const="false",
-            help=argparse.SUPPRESS,
-        )
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(option.flag, dest=option.name, action=switch, help=text)
     else:
         group.add_argument(option.flag, dest=option.name, metavar=option.metavar, help=text)
 
@@ -283,11 +270,8 @@ def _why_unknown(
     for candidate in (name, name.removeprefix("no_")):
         if candidate in known_elsewhere:
             return f"{flag} {known_elsewhere[candidate]}"
-    flags = [CONFIG_FLAG, "--help", "--version"]
-    for option in options:
-        flags.append(option.flag)
-        if option.kind is bool:
-            flags.append(option.flag.replace("--", "--no-", 1))
+    flags = [CONFIG_FLAG, "--help", "--version", *(option.flag for option in options)]
+    flags += [option.flag.replace("--", "--no-", 1) for option in options if option.kind is bool]
     return f"unknown flag {flag}{closest(flag, flags) or '; `--help all` lists every flag'}"
 
 

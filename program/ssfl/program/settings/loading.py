@@ -60,7 +60,9 @@ def read_given(
 ) -> dict[str, RawSetting]:
     """Return the given value and origin of each setting, without defaults; see `load`."""
     elsewhere = known_elsewhere or {}
-    _check_names(options)
+    names = [option.name for option in options]
+    if len(set(names)) != len(names) or "config" in names:
+        raise TypeError(f"names of settings must be unique, and none may be config: {names}")
     presets = "\n\n".join(_preset_lines(options))
     text = HelpText(prog, description, epilog, presets, variables=environ is not None)
     flags = read_flags(options, argv, text, elsewhere)
@@ -92,28 +94,23 @@ def values_by_name(config_class: type, given: Mapping[str, Setting], what: str) 
 
 def describe(config: object) -> dict[str, Value]:
     """Return every effective setting by name, flat and in plain types, for the log."""
-    flat: dict[str, Value] = {}
-    for option in options_of(type(config)):
-        holder = getattr(config, option.owner) if option.owner else config
-        value = getattr(holder, option.name)
-        flat[option.name] = str(value) if isinstance(value, Path) else value
-    return flat
+    holders = {"": config} | {owner: getattr(config, owner) for owner in nested_of(type(config))}
+    return {
+        option.name: _flat(getattr(holders[option.owner], option.name))
+        for option in options_of(type(config))
+    }
+
+
+def _flat(value: Value) -> Value:
+    return str(value) if isinstance(value, Path) else value
 
 
 def changed(config: object) -> dict[str, Value]:
     """Return the effective settings that differ from their defaults, in plain types."""
-    default = {option.name: option.default for option in options_of(type(config))}
-    flat = describe(config)
-    for name, value in default.items():
-        if flat[name] == (str(value) if isinstance(value, Path) else value):
-            del flat[name]
-    return flat
-
-
-def _check_names(options: Iterable[Option]) -> None:
-    names = [option.name for option in options]
-    if len(set(names)) != len(names) or "config" in names:
-        raise TypeError(f"names of settings must be unique, and none may be config: {names}")
+    defaults = {option.name: option.default for option in options_of(type(config))}
+    return {
+        name: value for name, value in describe(config).items() if value != _flat(defaults[name])
+    }
 
 
 def _presets(options: Sequence[Option], given: Mapping[str, RawSetting]) -> dict[str, RawSetting]:
@@ -138,9 +135,8 @@ def _preset_lines(options: Sequence[Option]) -> list[str]:
         )
         plain = {each.name: each.default for each in options}
         for name, preset in option.metadata["presets"].items():
-            others = [
-                f"{key} {value}" for key, value in preset.items() if value != plain.get(key, value)
-            ]
+            changes = {key: value for key, value in preset.items() if key in plain}
+            others = [f"{key} {value}" for key, value in changes.items() if value != plain[key]]
             lines.append(f"{option.shown} {name}: {', '.join(others) or 'the plain defaults'}")
     return lines
 

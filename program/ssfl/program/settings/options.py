@@ -20,7 +20,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,15 @@ class Option:
 
     def _check_range(self, value: float, subject: str) -> None:
         lowest, highest = self.metadata.get("ge", 0), self.metadata.get("le", math.inf)
-        if not math.isfinite(value):
-            raise usage_error(f"{subject} must be a finite number, got {value}")
-        if self.metadata.get("positive") and not value > 0:
-            raise usage_error(f"{subject} must be above 0, got {value}")
-        if value < lowest:
-            raise usage_error(f"{subject} must be at least {lowest}, got {value}")
-        if value > highest:
-            raise usage_error(f"{subject} must be at most {highest}, got {value}")
+        rules = {
+            "a finite number": math.isfinite(value),
+            "above 0": value > 0 or not self.metadata.get("positive"),
+            f"at least {lowest}": value >= lowest,
+            f"at most {highest}": value <= highest,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise usage_error(f"{subject} must be {rule}, got {value}")
 
 
 def format_duration(seconds: float) -> str:
@@ -125,17 +126,16 @@ def options_of(config_class: type, owner: str = "") -> Iterator[Option]:
             yield from options_of(hints[field.name], field.name)
         else:
             kind = _plain_type(field.name, hints[field.name])
-            yield Option(field.name, kind, _default(field), owner, field.metadata)
+            factory = field.default_factory
+            default = field.default if factory is MISSING else factory()
+            yield Option(field.name, kind, default, owner, field.metadata)
 
 
 def nested_of(config_class: type) -> dict[str, type]:
     """Return the fields that hold nested settings, with their dataclasses."""
     hints = typing.get_type_hints(config_class)
-    return {
-        field.name: hints[field.name]
-        for field in fields(config_class)
-        if is_dataclass(hints[field.name])
-    }
+    names = [field.name for field in fields(config_class) if is_dataclass(hints[field.name])]
+    return {name: hints[name] for name in names}
 
 
 def setting_names(config_class: type) -> tuple[str, ...]:
@@ -149,7 +149,3 @@ def _plain_type(name: str, hint: Any) -> type:
     if hint not in _METAVARS:
         raise TypeError(f"setting {name} has type {hint}, which no flag can carry")
     return typing.cast(type, hint)
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()

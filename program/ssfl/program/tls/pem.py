@@ -14,11 +14,8 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ssfl.program.exits import usage_error
@@ -89,24 +86,18 @@ def client_tls(
 ) -> ClientTls | None:
     """Read the files of the --tls-* flags; return None without --tls-ca."""
     if not authorities:
-        for flag, given in (
-            ("--tls-cert", certificate),
-            ("--tls-key", key),
-            ("--tls-server-name", server_name),
-        ):
+        alone = {"--tls-cert": certificate, "--tls-key": key, "--tls-server-name": server_name}
+        for flag, given in alone.items():
             if given:
                 raise usage_error(
                     f"{flag} needs --tls-ca: the file with the CA of the coordinator's "
                     f"certificate, or {SYSTEM} for the CAs that this machine trusts"
                 )
         return None
-    if authorities == SYSTEM:
-        found = system_roots()
-    else:
-        found = read_authorities(Path(authorities).expanduser(), "--tls-ca")
-    pair = None
-    if certificate or key:
-        pair = read_pair(certificate, key, CLIENT)
+    is_system = authorities == SYSTEM
+    file = Path(authorities).expanduser()
+    found = system_roots() if is_system else read_authorities(file, "--tls-ca")
+    pair = read_pair(certificate, key, CLIENT) if certificate or key else None
     return ClientTls(found, authorities, pair, server_name)
 
 
@@ -117,12 +108,12 @@ def read_pair(certificate: Path | None, key: Path | None, use: x509.ObjectIdenti
         raise usage_error(f"{given} needs {missing}: a certificate works only with its key")
     pem, key_pem = _read(certificate, "--tls-cert"), _read(key, "--tls-key")
     first = _certificates(pem, certificate, "--tls-cert")[0]
-    if _public_key(key_pem, key) != _of(first):
+    if _public_key(key_pem, key) != first.public_key():
         raise usage_error(
             f"--tls-key: the key in {key} does not match the certificate in {certificate}: "
             "use the key that the certificate was made with"
         )
-    _check_dates(first, certificate, "--tls-cert")
+    _check_dates(first, certificate)
     _check_use(first, certificate, use)
     return KeyPair(
         certificate,
@@ -168,12 +159,11 @@ def system_roots() -> bytes:
 
 def read_token(file: Path) -> str:
     """Return the join token in a file, without surrounding white space."""
-    flag, raw = TOKEN_FLAG, _read(file, TOKEN_FLAG)
-    token = raw.decode("ascii", errors="replace").strip()
+    token = _read(file, TOKEN_FLAG).decode("ascii", errors="replace").strip()
     if not (MIN_TOKEN <= len(token) <= MAX_TOKEN and token.isprintable() and token.isascii()):
         raise usage_error(
-            f"{flag}: {file} must have one line of {MIN_TOKEN} to {MAX_TOKEN} ASCII characters; "
-            + TOKEN_HINT
+            f"{TOKEN_FLAG}: {file} must have one line of {MIN_TOKEN} to {MAX_TOKEN} ASCII "
+            f"characters; {TOKEN_HINT}"
         )
     return token
 
@@ -217,13 +207,12 @@ def _certificates(pem: bytes, file: Path, flag: str) -> list[x509.Certificate]:
         "is not a certificate in PEM form (it begins with -----BEGIN CERTIFICATE-----)"
     )  # fmt: skip
     try:
-        found = x509.load_pem_x509_certificates(pem)
+        return x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise usage_error(f"{flag}: {file} {wrong}") from None
-    return found
 
 
-def _public_key(key_pem: bytes, file: Path) -> bytes:
+def _public_key(key_pem: bytes, file: Path) -> PublicKeyTypes:
     try:
         key = load_pem_private_key(key_pem, password=None)
     except TypeError:
@@ -235,25 +224,17 @@ def _public_key(key_pem: bytes, file: Path) -> bytes:
         is_certificate = b"BEGIN CERTIFICATE" in key_pem
         wrong = "is a certificate, not a key" if is_certificate else "is not a key in PEM form"
         raise usage_error(f"--tls-key: {file} {wrong}") from None
-    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return key.public_key()
 
 
-def _of(certificate: x509.Certificate) -> bytes:
-    public = certificate.public_key()
-    return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _check_dates(certificate: x509.Certificate, file: Path, flag: str) -> None:
+def _check_dates(certificate: x509.Certificate, file: Path) -> None:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    what = f"--tls-cert: the certificate in {file}"
     if _is_expired(certificate):
-        raise usage_error(
-            f"{flag}: the certificate in {file} expired on "
-            f"{format_time(certificate.not_valid_after_utc)}: renew it"
-        )
-    if certificate.not_valid_before_utc > datetime.now(UTC):
-        raise usage_error(
-            f"{flag}: the certificate in {file} is not valid before "
-            f"{format_time(certificate.not_valid_before_utc)}: check this machine's clock"
-        )
+        raise usage_error(f"{what} expired on {format_time(ends)}: renew it")
+    if begins > datetime.now(UTC):
+        before = f"before {format_time(begins)}: check this machine's clock"
+        raise usage_error(f"{what} is not valid {before}")
 
 
 def _check_use(certificate: x509.Certificate, file: Path, use: x509.ObjectIdentifier) -> None:

@@ -124,9 +124,8 @@ def _final(problem: str, *remedies: Remedy) -> Finding:
 
 def _with_tls(connection: socket.socket, host: str, address: str, tls: ClientTls) -> Finding | None:
     try:
-        with _context(tls).wrap_socket(
-            connection, server_hostname=tls.server_name or host
-        ) as wrapped:
+        name = tls.server_name or host
+        with _context(tls).wrap_socket(connection, server_hostname=name) as wrapped:
             return _after_handshake(wrapped, address, tls)
     except ssl.SSLCertVerificationError as error:
         return _why_not_trusted(error, address, tls)
@@ -174,12 +173,10 @@ def _why_not_trusted(error: ssl.SSLCertVerificationError, address: str, tls: Cli
         case Verify.NOT_YET_VALID:
             return _final(f"{theirs} is not valid yet", clock)
         case Verify.WRONG_HOST | Verify.WRONG_ADDRESS:
+            action = "use a name that is in it, or give the name in it with --tls-server-name"
             return _final(
                 f"{theirs} is not for {host}",
-                (
-                    RemedyOwner.SITE,
-                    "use a name that is in it, or give the name in it with --tls-server-name",
-                ),
+                (RemedyOwner.SITE, action),
                 (RemedyOwner.OPERATOR, "add this name to it (`ssfl certs --host`)"),
             )
     trusts = "this machine trusts" if tls.trusts == SYSTEM else f"in {tls.trusts} (--tls-ca)"

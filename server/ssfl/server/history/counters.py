@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.program.monitor.histogram import Histogram
-from ssfl.program.monitor.series import SECONDS, SYNC_SECONDS
+from ssfl.program.monitor.series import SECONDS, SYNC_SECONDS, Histogram
 from ssfl.server.accounting.dense_equivalent import (
     BYTES_PER_VALUE,
     COMPARED,

@@ -19,8 +19,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import ExitCode, ProgramError
-from ssfl.program.model_io.network_settings import apply_recorded, network_of
-from ssfl.program.model_io.stored_model import read_initial
+from ssfl.program.model_io.stored_model import apply_recorded, network_of, read_initial
 from ssfl.server.errors import ModelUnusable, StateError
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events

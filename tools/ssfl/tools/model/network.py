@@ -12,8 +12,7 @@ from ssfl.method.errors import ModelFileError
 from ssfl.method.manifest import MAX_DIMENSIONS, MAX_PARAMETERS
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
-from ssfl.program.model_io.network_settings import apply_recorded, network_of
-from ssfl.program.model_io.stored_model import StoredModel
+from ssfl.program.model_io.stored_model import StoredModel, apply_recorded, network_of
 from ssfl.tools.model.build import placeholder_shard
 
 if TYPE_CHECKING:
