@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from ssfl.learning.wording import format_shape
+from ssfl.method.manifest import format_shape
 
 _MEANINGS = (
     (

@@ -7,14 +7,17 @@ gives plain SGD, bit for bit. Every round has a new optimiser; rates.py has the 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import batch_tensors, count_steps, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
+from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.flatten import masked_parameters
 from ssfl.learning.rates import step_rates
 from ssfl.learning.sgd import Sgd
@@ -28,12 +31,27 @@ Pruned = list[tuple[Tensor, Tensor]]  # a masked parameter and its mask of zeros
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingReport:
-    """Statistics of a client's round."""
+class LocalResult:
+    """The values to send after local training, and their evaluations."""
 
-    steps: int
-    mean_loss: float  # over all samples of all steps
-    num_samples: int  # training samples of the shard: the update's weight in the mean
+    values: npt.NDArray[np.float32]
+    training_loss: float
+    base: Evaluation  # of the base, before training
+    personal: Evaluation  # of the trained model, before it is sent
+
+
+def personal_settings(settings: RunSettings) -> RunSettings:
+    """Return the settings for training a personal model at the end of a run.
+
+    It counts as the round after the last one: it has its own order of samples. Its learning rate
+    continues the run's or, with `personalize_lr` restart, is that of the first round.
+    """
+    return replace(
+        settings,
+        local_epochs=settings.personalize_epochs,
+        local_steps=0,
+        lr_decay=1.0 if settings.personalize_lr == "restart" else settings.lr_decay,
+    )
 
 
 def train_locally(
@@ -46,8 +64,8 @@ def train_locally(
     round_number: int,
     client_id: str,
     on_step: Callable[[int, int], None] | None = None,
-) -> TrainingReport:
-    """Train the model in place on the shard; return statistics.
+) -> float:
+    """Train the model in place on the shard; return the mean loss over all samples of all steps.
 
     `on_step(done, total)` is called after every step and may raise to stop. Raise DivergedError
     if a loss or a trained weight is not finite. Torch's generator is seeded from (seed, round,
@@ -76,7 +94,7 @@ def train_locally(
             on_step(step, total)
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         raise DivergedError("a trained weight is not a finite number", round_number)
-    return TrainingReport(total, loss_sum / num_seen, shard.num_samples)
+    return loss_sum / num_seen
 
 
 def _take_step(optimizer: Sgd, loss: Tensor, pruned: Pruned, rate: float, clip_norm: float) -> None:

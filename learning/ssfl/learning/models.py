@@ -16,8 +16,7 @@ from torch import nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.resnet import RESNETS, resnet
-from ssfl.learning.wording import format_shape
-from ssfl.method.manifest import MAX_PARAMETERS
+from ssfl.method.manifest import MAX_PARAMETERS, format_shape
 from ssfl.method.settings import MODELS, NORMS
 
 Shape = tuple[int, ...]

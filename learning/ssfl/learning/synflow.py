@@ -23,8 +23,7 @@ from torch.func import functional_call
 from ssfl.learning.describe import NORM_LAYERS
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
-from ssfl.learning.wording import format_shape
-from ssfl.method.manifest import Manifest
+from ssfl.method.manifest import Manifest, format_shape
 from ssfl.method.mask import largest
 
 _FLOWLESS = 0.5  # score of a kept weight without flow: below all other kept weights

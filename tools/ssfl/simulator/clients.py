@@ -7,7 +7,7 @@ from typing import Any
 from ssfl.client.coding import EncodedPayload, write_scores, write_update
 from ssfl.client.local_work import GlobalEvaluation, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import LocalResult
+from ssfl.learning.masked_training import LocalResult
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
