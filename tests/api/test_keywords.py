@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssfl.api.keywords import run_settings
+from ssfl.api.simulation import run_settings
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings
 

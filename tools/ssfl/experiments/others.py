@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
 from ssfl.experiments.recipe import ACCURACY, DENSE, PERSONAL, Recipe, percent
+from ssfl.learning.device import client_torch_settings
 from ssfl.program.settings.loading import Setting
 from ssfl.study.charts import (
     client_accuracy_picture,

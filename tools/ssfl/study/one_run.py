@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from ssfl.api.data import read_shards
-from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.datasets.source import NAMES
-from ssfl.learning.device import choose_device, working_on
+from ssfl.learning.device import choose_device, client_torch_settings, working_on
 from ssfl.learning.load_task import LoadedTask, load_task
 from ssfl.method.settings import RunSettings
 from ssfl.simulator.executors import ExactExecutor
