@@ -3,8 +3,7 @@
 from ssfl.experiments.contract import Experiment
 from ssfl.experiments.controls import LAYERS, STRUCTURE
 from ssfl.experiments.newcomers import NEWCOMERS
-from ssfl.experiments.others import CLIENTS, MASK_ERROR, PARTITIONS, WARM_UP
-from ssfl.experiments.profiles import PROFILES
+from ssfl.experiments.others import CLIENTS, MASK_ERROR, PARTITIONS, PROFILES, WARM_UP
 from ssfl.experiments.sparsity import CONVERGENCE, SPARSITY
 
 __all__ = ["EXPERIMENTS", "Experiment"]

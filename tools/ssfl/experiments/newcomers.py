@@ -5,6 +5,7 @@ them are among the ten clients of each round, so that old and new classes are al
 `refresh` the mask is refreshed once, when they join.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,7 @@ SPARSITIES = ("0.5", "0.95", "0.98")
 MIN_NEW = {"0.5": 0.78, "0.95": 0.65}
 MAX_LOST = 0.04  # accuracy on the old classes since the newcomers joined
 LAST = 10
-OURS: Mapping[str, Setting] = {
-    "momentum": 0.5,
-    "clip_norm": 10.0,
-}  # training settings of profile `ours`
+OURS: Mapping[str, Setting] = {"momentum": 0.5, "clip_norm": 10.0}  # training of profile `ours`
 
 
 def _rounds(recipe: Recipe) -> int:
@@ -53,16 +51,15 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
     for sparsity in SPARSITIES:
         kept = _groups(runs.documents(f"newcomers, kept mask {sparsity}"))
         new = _groups(runs.documents(f"newcomers, new mask {sparsity}"))
-        effect = difference(
-            f"new classes: new mask − kept mask, {percent(sparsity)}",
-            _last(recipe, new, "new"), _last(recipe, kept, "new"),
-        )  # fmt: skip
-        old_effect = difference(
-            f"old classes: new mask − kept mask, {percent(sparsity)}",
-            _last(recipe, new, "old"), _last(recipe, kept, "old"),
-        )  # fmt: skip
-        panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effect["values"]}
-        rows += [effect, old_effect, *_bars(recipe, sparsity, new, "new mask")]
+        effects = [
+            difference(
+                f"{group} classes: new mask − kept mask, {percent(sparsity)}",
+                _last(recipe, new, group), _last(recipe, kept, group),
+            )
+            for group in ("new", "old")
+        ]  # fmt: skip
+        panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effects[0]["values"]}
+        rows += [*effects, *_bars(recipe, sparsity, new, "new mask")]
         if sparsity in MIN_NEW:
             ours = _groups(runs.documents(f"newcomers, ours {sparsity}"))
             rows += _bars(recipe, sparsity, ours, "new mask, trained as ours")
@@ -87,7 +84,9 @@ def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
     rounds = [test["rounds_done"] for test in documents[0]["evaluations"]]
     found: dict[str, Any] = {"rounds": rounds, "new": [], "old": []}
     for document in documents:
-        late = set(document["clients"]) - set(_first_cohort(document))
+        # All clients of the start tested the first model.
+        first = {row["client"] for row in document["evaluations"][0]["clients"]}
+        late = set(document["clients"]) - first
         for group in ("new", "old"):
             curve = [
                 _pooled(test["clients"], late, wanted=group == "new")
@@ -95,11 +94,6 @@ def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
             ]
             found[group].append(curve)
     return found
-
-
-def _first_cohort(document: dict[str, Any]) -> list[str]:
-    """Return the clients of the start; all of them tested the first model."""
-    return [row["client"] for row in document["evaluations"][0]["clients"]]
 
 
 def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> float | None:
@@ -110,21 +104,22 @@ def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> f
 
 def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
     """Return the mean of the last ten rounds by seed, or of fewer since the newcomers joined."""
-    after = max(_rounds(recipe) - LAST, _arrival(recipe))
-    places = [i for i, number in enumerate(curves["rounds"]) if number > after]
-    return {
-        seed: sum(curve[i] for i in places) / len(places)
-        for seed, curve in zip(recipe.seeds, curves[group], strict=True)
-    }
+    return _means(recipe, curves, group, max(_rounds(recipe) - LAST, _arrival(recipe)))
 
 
 def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
     """Return the accuracy on the old classes in the ten rounds before the arrival, by seed."""
     arrival = _arrival(recipe)
-    places = [i for i, n in enumerate(curves["rounds"]) if arrival - LAST < n <= arrival]
+    return _means(recipe, curves, "old", arrival - LAST, arrival)
+
+
+def _means(
+    recipe: Recipe, curves: dict[str, Any], group: str, after: int, until: float = math.inf
+) -> dict[int, float]:
+    places = [i for i, number in enumerate(curves["rounds"]) if after < number <= until]
     return {
         seed: sum(curve[i] for i in places) / len(places)
-        for seed, curve in zip(recipe.seeds, curves["old"], strict=True)
+        for seed, curve in zip(recipe.seeds, curves[group], strict=True)
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
-from ssfl.experiments.recipe import ACCURACY, DENSE, PERSONAL, Recipe, percent
+from ssfl.experiments.recipe import ACCURACY, PERSONAL, Recipe, percent
 from ssfl.learning.device import client_torch_settings
 from ssfl.program.settings.loading import Setting
 from ssfl.study.charts import (
@@ -19,10 +19,6 @@ from ssfl.study.sweep import RunSpec
 WARM_SPARSITIES = ("0.5", "0.8", "0.95")
 
 
-def no_runs(_recipe: Recipe) -> Iterable[RunSpec]:
-    return ()
-
-
 def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
     settings = recipe.specs("mask error", {})[0].run_settings()
     with client_torch_settings():
@@ -35,19 +31,12 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
             errors = dict(zip(recipe.seeds, curve["errors"], strict=True))
             half = {seed: values[first] / 2 for seed, values in errors.items()}
             at_100 = {seed: values[hundred] for seed, values in errors.items()}
-            rows.append(
-                difference(
-                    f"half the error at 1 − error at 100, {percent(sparsity)}, {oracle}",
-                    half, at_100, 0.0,
-                )
-            )  # fmt: skip
             last = {seed: values[-1] for seed, values in errors.items()}
-            rows.append(
-                difference(
-                    f"error at 100 − error at {numbers[-1]}, {percent(sparsity)}, {oracle}",
-                    at_100, last,
-                )
-            )  # fmt: skip
+            where = f"{percent(sparsity)}, {oracle}"
+            rows += [
+                difference(f"half the error at 1 − error at 100, {where}", half, at_100, 0.0),
+                difference(f"error at 100 − error at {numbers[-1]}, {where}", at_100, last),
+            ]
             found.append(
                 f"{oracle}, {percent(sparsity)}: {curve['mean'][first]:.3f} with 1 minibatch, "
                 f"{curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
@@ -61,15 +50,15 @@ MASK_ERROR = Experiment(
     "How many minibatches find the mask",
     "The error against the mask of the full data falls about exponentially with the number of "
     "minibatches and is flat after 80 to 100.",
-    no_runs,
+    lambda _recipe: (),
     conclude_mask_error,
     mask_error_picture,
 )
 
 
 def warm_specs(recipe: Recipe) -> Iterable[RunSpec]:
+    yield from recipe.methods(f"ssfl {sparsity}" for sparsity in WARM_SPARSITIES)
     for sparsity in WARM_SPARSITIES:
-        yield from recipe.specs(f"ssfl {sparsity}", {"sparsity": sparsity})
         warm: dict[str, Setting] = {"sparsity": sparsity, "warmup_rounds": recipe.rounds // 5}
         yield from recipe.specs(f"warm-up {sparsity}", warm)
 
@@ -101,23 +90,21 @@ WARM_UP = Experiment(
     differences_picture,
 )
 
-PARTITIONED: dict[str, tuple[str, Mapping[str, Setting]]] = {
-    "dense": ("dense", DENSE),
-    "SSFL, 50 %": ("ssfl 0.5", {"sparsity": "0.5"}),
-    "SSFL, 95 %": ("ssfl 0.95", {"sparsity": "0.95"}),
-    "shuffled, 95 %": ("shuffled 0.95", {"sparsity": "0.95", "criterion": "shuffled"}),
+PARTITIONED = {
+    "dense": "dense",
+    "SSFL, 50 %": "ssfl 0.5",
+    "SSFL, 95 %": "ssfl 0.95",
+    "shuffled, 95 %": "shuffled 0.95",
 }
 
 
 def partition_specs(recipe: Recipe) -> Iterable[RunSpec]:
+    yield from recipe.methods(PARTITIONED.values())
     pathological = replace(recipe.data, partition="classes", classes_per_client=2)
-    for name, settings in PARTITIONED.values():
-        yield from recipe.specs(name, settings)
-        yield from recipe.specs(f"2 classes, {name}", settings, pathological)
+    yield from recipe.methods(PARTITIONED.values(), pathological, "2 classes, ")
 
 
 def conclude_partitions(recipe: Recipe, runs: Runs) -> Result:
-    dirichlet = f"Dirichlet {recipe.data.alpha:g}"
     rows = [
         runs.difference(
             f"2 classes each: SSFL − dense, {text}", f"2 classes, ssfl {sparsity}",
@@ -136,10 +123,11 @@ def conclude_partitions(recipe: Recipe, runs: Runs) -> Result:
         ),
     ]  # fmt: skip
     groups = {
-        dirichlet: {label: runs.values(name) for label, (name, _) in PARTITIONED.items()},
-        "2 classes per client": {
-            label: runs.values(f"2 classes, {name}") for label, (name, _) in PARTITIONED.items()
-        },
+        group: {label: runs.values(prefix + name) for label, name in PARTITIONED.items()}
+        for group, prefix in (
+            (f"Dirichlet {recipe.data.alpha:g}", ""),
+            ("2 classes per client", "2 classes, "),
+        )
     }
     return {"accuracy": ACCURACY, "groups": groups, "rows": rows}
 
@@ -157,7 +145,7 @@ PARTITIONS = Experiment(
 
 def client_specs(recipe: Recipe) -> Iterable[RunSpec]:
     unequal = replace(recipe.data, partition="dirichlet-unbalanced")
-    yield from recipe.specs("unequal clients, ssfl 0.5", {"sparsity": "0.5"}, unequal)
+    return recipe.methods(["ssfl 0.5"], unequal, "unequal clients, ")
 
 
 def conclude_clients(recipe: Recipe, runs: Runs) -> Result:
@@ -198,4 +186,55 @@ CLIENTS = Experiment(
     client_specs,
     conclude_clients,
     client_accuracy_picture,
+)
+
+# Changes to each profile for the 50 rounds of the recipe: the learning rate falls as far as over
+# the rounds of the profile (0.998^500, 0.998^999). Profile `ours` keeps its decay.
+SCALED: dict[str, Mapping[str, Setting]] = {
+    "paper": {"lr_decay": 0.98},
+    "released": {"lr_decay": 0.961},
+    "ours": {},
+    "ours, the paper's decay": {"lr_decay": 0.98},
+}
+
+
+def profile_specs(recipe: Recipe) -> Iterable[RunSpec]:
+    plain = {name: value for name, value in recipe.settings.items() if name != "lr_decay"}
+    scaled = Recipe(recipe.data, plain, recipe.seeds)
+    for profile, settings in SCALED.items():
+        own: dict[str, Setting] = {
+            "profile": profile.partition(",")[0], "sparsity": "0.95",
+            "client_fraction": recipe.settings.get("client_fraction", 0.1), **settings,
+        }  # fmt: skip
+        yield from scaled.specs(f"profile {profile}", own)
+
+
+def conclude_profiles(_recipe: Recipe, runs: Runs) -> Result:
+    groups = {
+        "global model": {name: runs.values(f"profile {name}") for name in SCALED},
+        "own models": {name: runs.values(f"profile {name}", PERSONAL) for name in SCALED},
+    }
+    return {
+        "accuracy": ACCURACY,
+        "groups": groups,
+        "bytes": {name: runs.values(f"profile {name}", "bytes")[0] for name in SCALED},
+        "rows": [
+            runs.difference("ours − paper, 95 %", "profile ours", "profile paper", 0.01),
+            runs.difference(
+                "ours at the paper's decay − paper, 95 %",
+                "profile ours, the paper's decay",
+                "profile paper",
+            ),
+            runs.difference("released − paper, 95 %", "profile released", "profile paper"),
+        ],
+    }
+
+
+PROFILES = Experiment(
+    "profiles",
+    "The profiles paper, released and ours at 95 %",
+    "None: the paper does not compare its text with its code. Ours was chosen on validation data.",
+    profile_specs,
+    conclude_profiles,
+    partition_picture,
 )

@@ -1,14 +1,13 @@
 """(a) Accuracy against sparsity, SSFL and dense; (h) the same runs, round by round."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs
-from ssfl.experiments.recipe import ACCURACY, DENSE, FINE_TUNED, PERSONAL, Recipe, percent
+from ssfl.experiments.recipe import ACCURACY, FINE_TUNED, PERSONAL, Recipe, percent
 from ssfl.study.charts import convergence_picture, sparsity_picture
-from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.7", "0.8", "0.9", "0.95", "0.98")
+RUNS = ("dense", *(f"ssfl {sparsity}" for sparsity in SPARSITIES))
 BARS = {"0.5": -0.01, "0.8": -0.0275, "0.95": -0.075}
 CURVES = {
     "dense": "dense",
@@ -17,12 +16,6 @@ CURVES = {
     "shuffled, 95 %": "shuffled 0.95",
     "random, 80 %": "random 0.8",
 }
-
-
-def specs(recipe: Recipe) -> Iterable[RunSpec]:
-    yield from recipe.specs("dense", DENSE)
-    for sparsity in SPARSITIES:
-        yield from recipe.specs(f"ssfl {sparsity}", {"sparsity": sparsity})
 
 
 def conclude(_recipe: Recipe, runs: Runs) -> Result:
@@ -42,10 +35,7 @@ def conclude(_recipe: Recipe, runs: Runs) -> Result:
             "dense": runs.values("dense", PERSONAL),
             "ssfl": {s: runs.values(f"ssfl {s}", PERSONAL) for s in SPARSITIES},
         },
-        "bytes": {
-            name: runs.values(name, "bytes")[0]
-            for name in ("dense", *(f"ssfl {s}" for s in SPARSITIES))
-        },
+        "bytes": {name: runs.values(name, "bytes")[0] for name in RUNS},
         "rows": rows,
     }
 
@@ -55,18 +45,10 @@ SPARSITY = Experiment(
     "Accuracy against sparsity",
     "SSFL is above dense FedAvg at 50 % (CIFAR-10 88.3 against 86.0 %) and loses 4.7 points from "
     "50 to 95 % (88.3, 87.0, 85.4, 85.1, 83.6 % at 50, 70, 80, 90, 95 %).",
-    specs,
+    lambda recipe: recipe.methods(RUNS),
     conclude,
     sparsity_picture,
 )
-
-
-def curve_specs(recipe: Recipe) -> Iterable[RunSpec]:
-    yield from recipe.specs("dense", DENSE)
-    for sparsity in ("0.5", "0.95"):
-        yield from recipe.specs(f"ssfl {sparsity}", {"sparsity": sparsity})
-    yield from recipe.specs("shuffled 0.95", {"sparsity": "0.95", "criterion": "shuffled"})
-    yield from recipe.specs("random 0.8", {"sparsity": "0.8", "criterion": "random"})
 
 
 def conclude_curves(_recipe: Recipe, runs: Runs) -> Result:
@@ -100,7 +82,7 @@ CONVERGENCE = Experiment(
     "convergence",
     "Convergence",
     "SSFL converges as fast as dense FedAvg and faster than the other sparse methods (500 rounds).",
-    curve_specs,
+    lambda recipe: recipe.methods(CURVES.values()),
     conclude_curves,
     convergence_picture,
 )
