@@ -103,31 +103,18 @@ class RunSpec:
         if not 0 <= self.seed <= MAX_SEED:
             raise StudyError(f"a seed must be 0 to {MAX_SEED}, got {self.seed}")
         self.data.validate()
-        never = [name for name, number in self.late().items() if number >= self._rounds()]
-        if never:
-            raise StudyError(
-                f"late_round {self.late()[never[0]]}: {never[0]} would join after the last of "
-                f"{self._rounds()} rounds"
-            )
+        rounds = self.run_settings().rounds
+        for name, number in self.late().items():
+            if number >= rounds:
+                raise StudyError(
+                    f"late_round {number}: {name} would join after the last of {rounds} rounds"
+                )
         if self.task.endswith(".py") and not Path(self.task).is_file():
             raise StudyError(f"there is no task file {self.task}")
-        self.run_settings()
-
-    def _rounds(self) -> int:
-        return self.run_settings().rounds
 
     def document(self) -> dict[str, Any]:
         """Return the spec in types that JSON has; settings as they were given."""
-        return {
-            "name": self.name,
-            "data": asdict(self.data),
-            "settings": dict(self.settings),
-            "seed": self.seed,
-            "mode": self.mode,
-            "arrivals": dict(self.arrivals),
-            "task": self.task,
-            "device": self.device,
-        }
+        return asdict(self)
 
     def digest(self) -> str:
         """Return twelve hex digits that change with anything that the result depends on.

@@ -1,18 +1,8 @@
 """Many runs in one call: run in parallel, stored one by one, resumed after a stop.
 
-    from ssfl.study.data import DataSpec
-    from ssfl.study.sweep import RunSpec, run_all
-
-    specs = [
-        RunSpec(f"sparsity={sparsity}", DataSpec(clients=8), {"sparsity": sparsity}, seed)
-        for sparsity in ("0.5", "0.9")
-        for seed in range(5)
-    ]
-    results = run_all(specs, Path("runs/sparsity"))
-
 Each successful run is a file in FOLDER/runs, named after its configuration, its seed and a digest
 of its spec. A second call runs only the specs without a file: new ones, failed ones, and those
-that have changed.
+that have changed. docs/simulate.md has an example.
 """
 
 import json
@@ -31,7 +21,7 @@ from ssfl.study.outcome import outcome_of
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.workers import FORMAT, Job, JobDone, RoundDone, Workers
 
-__all__ = ["RunResult", "RunSpec", "SilentProgress", "SweepProgress", "run_all"]
+__all__ = ["RunResult", "RunSpec", "SweepProgress", "run_all"]
 
 RUNS = "runs"
 
@@ -79,12 +69,8 @@ class SweepProgress(Protocol):
         """A run has ended."""
 
 
-class SilentProgress:
+class _Silent(SweepProgress):
     """Ignores the progress of a sweep."""
-
-    def begin(self, todo: Sequence[RunSpec], reused: int) -> None: ...
-    def round_done(self, spec: RunSpec, rounds_done: int) -> None: ...
-    def run_done(self, result: RunResult) -> None: ...
 
 
 def run_all(
@@ -96,7 +82,7 @@ def run_all(
     others, and its result has the reason. Raises StudyError, SettingsError or DataError before
     the first run if a spec is invalid, and ProgramError if another process uses `folder`.
     """
-    watcher = progress or SilentProgress()
+    watcher = progress or _Silent()
     for spec in specs:
         spec.check()
     _check_names(specs)
