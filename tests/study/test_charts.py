@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from ssfl.study.charts import (
-    client_accuracy_picture,
+from ssfl.study.charts.accuracy import (
     convergence_picture,
     differences_picture,
-    layer_density_picture,
-    mask_error_picture,
-    ood_picture,
     partition_picture,
     sparsity_picture,
 )
+from ssfl.study.charts.masks import layer_density_picture, mask_error_picture
+from ssfl.study.charts.runs import client_accuracy_picture, ood_picture
 from ssfl.study.charts.style import LOOKS, band, in_usual_order, interval_text, looks, percent
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import spread

@@ -2,7 +2,8 @@
 
 from ssfl.experiments.contract import Experiment, Result, Runs
 from ssfl.experiments.recipe import ACCURACY, Recipe
-from ssfl.study.charts import layer_density_picture, sparsity_picture
+from ssfl.study.charts.accuracy import sparsity_picture
+from ssfl.study.charts.masks import layer_density_picture
 
 OTHER_CRITERIA = ("magnitude", "synflow", "grasp")  # at 95 % only
 CONTROLS = {

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
-from ssfl.experiments.recipe import DENSE, Recipe, percent
+from ssfl.experiments.recipe import DENSE, Recipe
 from ssfl.program.settings.loading import Setting
-from ssfl.study.charts import ood_picture
+from ssfl.study.charts.runs import ood_picture
+from ssfl.study.charts.style import sparsity_text
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")
@@ -53,7 +54,7 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
         new = _groups(runs.documents(f"newcomers, new mask {sparsity}"))
         effects = [
             difference(
-                f"{group} classes: new mask − kept mask, {percent(sparsity)}",
+                f"{group} classes: new mask − kept mask, {sparsity_text(sparsity)}",
                 _last(recipe, new, group), _last(recipe, kept, group),
             )
             for group in ("new", "old")
@@ -127,7 +128,7 @@ def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any], how: str) -> list[
     if sparsity not in MIN_NEW:
         return []
     nothing = dict.fromkeys(recipe.seeds, 0.0)
-    text = percent(sparsity)
+    text = sparsity_text(sparsity)
     return [
         difference(
             f"new classes reach, {text}, {how}", _last(recipe, new, "new"), nothing,
@@ -146,7 +147,7 @@ def _sentence(recipe: Recipe, sparsity: str, new: dict[str, Any], kept: dict[str
 
     refreshed, before = mean(_last(recipe, new, "new")), mean(_before(recipe, new))
     return (
-        f"At {percent(sparsity)} the new classes reach {refreshed} % with a new mask and "
+        f"At {sparsity_text(sparsity)} the new classes reach {refreshed} % with a new mask and "
         f"{mean(_last(recipe, kept, 'new'))} % with the old one; the old classes go from "
         f"{before} to {mean(_last(recipe, new, 'old'))} %."
     )

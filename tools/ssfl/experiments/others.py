@@ -4,15 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
-from ssfl.experiments.recipe import ACCURACY, PERSONAL, Recipe, percent
+from ssfl.experiments.recipe import ACCURACY, PERSONAL, Recipe
 from ssfl.learning.device import client_torch_settings
 from ssfl.program.settings.loading import Setting
-from ssfl.study.charts import (
-    client_accuracy_picture,
-    differences_picture,
-    mask_error_picture,
-    partition_picture,
-)
+from ssfl.study.charts.accuracy import differences_picture, partition_picture
+from ssfl.study.charts.masks import mask_error_picture
+from ssfl.study.charts.runs import client_accuracy_picture
+from ssfl.study.charts.style import sparsity_text
 from ssfl.study.mask_error import FULL_GRADIENT, MEAN_OF_SCORES, mask_error
 from ssfl.study.sweep import RunSpec
 
@@ -32,14 +30,14 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
             half = {seed: values[first] / 2 for seed, values in errors.items()}
             at_100 = {seed: values[hundred] for seed, values in errors.items()}
             last = {seed: values[-1] for seed, values in errors.items()}
-            where = f"{percent(sparsity)}, {oracle}"
+            where = f"{sparsity_text(sparsity)}, {oracle}"
             rows += [
                 difference(f"half the error at 1 − error at 100, {where}", half, at_100, 0.0),
                 difference(f"error at 100 − error at {numbers[-1]}, {where}", at_100, last),
             ]
             found.append(
-                f"{oracle}, {percent(sparsity)}: {curve['mean'][first]:.3f} with 1 minibatch, "
-                f"{curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
+                f"{oracle}, {sparsity_text(sparsity)}: {curve['mean'][first]:.3f} with 1 "
+                f"minibatch, {curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
                 f"{numbers[-1]}; flat from {curve['flat_at']} on"
             )
     return {**result, "rows": rows, "found": found}
@@ -65,7 +63,7 @@ def warm_specs(recipe: Recipe) -> Iterable[RunSpec]:
 
 def conclude_warm(recipe: Recipe, runs: Runs) -> Result:
     rows = [
-        runs.difference(f"warm-up − SSFL, {percent(s)}", f"warm-up {s}", f"ssfl {s}")
+        runs.difference(f"warm-up − SSFL, {sparsity_text(s)}", f"warm-up {s}", f"ssfl {s}")
         for s in WARM_SPARSITIES
     ]
     ratios = {
@@ -74,7 +72,7 @@ def conclude_warm(recipe: Recipe, runs: Runs) -> Result:
     }
     found = [
         f"A warm-up of {recipe.rounds // 5} dense rounds of {recipe.rounds} takes {ratio:.2f} "
-        f"times the bytes at {percent(sparsity)}."
+        f"times the bytes at {sparsity_text(sparsity)}."
         for sparsity, ratio in ratios.items()
     ]
     return {"accuracy": ACCURACY, "bytes_ratio": ratios, "rows": rows, "found": found}

@@ -88,12 +88,3 @@ class Recipe:
     def title(self) -> str:
         """Data, clients and seeds, for the title of a chart or table."""
         return f"{self.data.source}, {self.data.clients} clients, {len(self.seeds)} seeds"
-
-
-def percent(sparsity: str) -> str:
-    """Return a sparsity in per cent.
-
-    >>> percent("0.95")
-    '95 %'
-    """
-    return f"{100 * float(sparsity):g} %"

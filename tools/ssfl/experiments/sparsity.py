@@ -3,8 +3,9 @@
 from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs
-from ssfl.experiments.recipe import ACCURACY, FINE_TUNED, PERSONAL, Recipe, percent
-from ssfl.study.charts import convergence_picture, sparsity_picture
+from ssfl.experiments.recipe import ACCURACY, FINE_TUNED, PERSONAL, Recipe
+from ssfl.study.charts.accuracy import convergence_picture, sparsity_picture
+from ssfl.study.charts.style import sparsity_text
 
 SPARSITIES = ("0.5", "0.7", "0.8", "0.9", "0.95", "0.98")
 RUNS = ("dense", *(f"ssfl {sparsity}" for sparsity in SPARSITIES))
@@ -20,7 +21,7 @@ CURVES = {
 
 def conclude(_recipe: Recipe, runs: Runs) -> Result:
     rows = [
-        runs.difference(f"SSFL − dense, {percent(s)}", f"ssfl {s}", "dense", BARS.get(s))
+        runs.difference(f"SSFL − dense, {sparsity_text(s)}", f"ssfl {s}", "dense", BARS.get(s))
         for s in SPARSITIES
     ]
     rows.append(

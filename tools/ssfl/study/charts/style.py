@@ -6,7 +6,7 @@ interval over seeds; a single seed has none.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,20 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or new[name] for name in names}
 
 
-def in_usual_order(names: Sequence[str]) -> list[str]:
+def in_usual_order(names: Iterable[str]) -> list[str]:
     """Return names in the order of LOOKS, unknown ones last."""
     order = list(LOOKS)
     return sorted(names, key=lambda name: order.index(name) if name in LOOKS else len(order))
+
+
+def side_by_side(names: Iterable[str], width: float) -> list[tuple[str, Look, float]]:
+    """Return names in the usual order, with their looks and their offsets around zero."""
+    chosen = looks(in_usual_order(names))
+    offsets = (np.arange(len(chosen)) - (len(chosen) - 1) / 2) * width
+    return [
+        (name, look, float(offset))
+        for (name, look), offset in zip(chosen.items(), offsets, strict=True)
+    ]
 
 
 def percent(values: Sequence[float]) -> Spread:
@@ -150,12 +160,7 @@ def accuracy_floor(values: Sequence[float]) -> float | None:
     return None if high - quarter > (high - low) / 2 or floor <= low else floor
 
 
-def accuracy_label(result: Result, default: str) -> str:
-    """Return the label of an accuracy axis, in per cent."""
-    return f"{result.get('accuracy', default)}, %"
-
-
-def by_number(names: Sequence[str]) -> list[str]:
+def by_number(names: Iterable[str]) -> list[str]:
     """Return sparsities in ascending order, as they are written."""
     return sorted(names, key=float)
 
@@ -181,6 +186,18 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def new_chart(
+    result: Result, title: str, width: float, height: float, accuracy: str = ""
+) -> tuple[Figure, Axes]:
+    """Return a figure with one chart; a result may have its own title and name of its accuracy."""
+    figure = new_figure(width, height)
+    axes = figure.subplots()
+    axes.set_title(result.get("title", title))
+    if accuracy:
+        axes.set_ylabel(f"{result.get('accuracy', accuracy)}, %")
+    return figure, axes
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write the chart atomically; the same results give the same bytes."""
     with atomic_file(path) as file:
@@ -193,6 +210,8 @@ def require_data(what: str, found: object) -> None:
         raise StudyError(f"there is nothing to draw: the result has no {what}")
 
 
-def spaced(count: int, width: float) -> Any:
-    """Return offsets around zero for bars or points side by side."""
-    return (np.arange(count) - (count - 1) / 2) * width
+def not_empty(result: Result, name: str) -> dict[str, Any]:
+    """Return the entries of a part of the result that have data; raise StudyError if none has."""
+    found = {key: entry for key, entry in result.get(name, {}).items() if entry}
+    require_data(name, found)
+    return found
