@@ -1,12 +1,4 @@
-"""Errors of the method.
-
-MethodError
-├─ ManifestError      the manifest is not valid
-├─ DensityError       the model cannot meet the sparsity or the byte budget
-├─ ModelFileError     a model file is missing or not what it should be
-├─ SumError           adding these values could overflow or lose exactness
-└─ SettingsError      a run setting is out of range
-"""
+"""Errors of the method."""
 
 
 class MethodError(Exception):
@@ -26,7 +18,7 @@ class ModelFileError(MethodError):
 
 
 class SumError(MethodError):
-    """The exact sum's safety bound would not hold."""
+    """Adding these values could overflow or lose exactness."""
 
 
 class SettingsError(MethodError):
