@@ -1,4 +1,12 @@
-"""Errors of the method."""
+"""Errors of the method.
+
+MethodError
+├─ ManifestError      the manifest is not valid
+├─ DensityError       the model cannot meet the sparsity or the byte budget
+├─ ModelFileError     a model file is missing or not what it should be
+├─ SumError           adding these values could overflow or lose exactness
+└─ SettingsError      a run setting is out of range
+"""
 
 
 class MethodError(Exception):
@@ -18,7 +26,7 @@ class ModelFileError(MethodError):
 
 
 class SumError(MethodError):
-    """Adding these values could overflow or lose exactness."""
+    """The exact sum's safety bound would not hold."""
 
 
 class SettingsError(MethodError):
