@@ -13,16 +13,11 @@ from ssfl.method.settings import RunSettings
 LOWEST = 1e-5  # the limit of the cosine
 
 
-def round_rate(settings: RunSettings, round_number: int) -> float:
-    """Return the rate at the start of a round."""
-    return settings.learning_rate * settings.lr_decay**round_number
-
-
 def epoch_rate(
     settings: RunSettings, round_number: int, epoch: int, num_epochs: int | None = None
 ) -> float:
     """Return the rate of an epoch, counted from 0; `num_epochs` defaults to `local_epochs`."""
-    rate = round_rate(settings, round_number)
+    rate = settings.learning_rate * settings.lr_decay**round_number
     if settings.local_schedule == "constant":
         return rate
     turn = math.pi * epoch / (num_epochs or settings.local_epochs)

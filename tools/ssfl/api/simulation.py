@@ -21,6 +21,7 @@ from ssfl.method.profiles import with_profile
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import Work
 from ssfl.program.settings.loading import Setting, values_by_name
+from ssfl.simulator.executors import masked
 from ssfl.simulator.federation import SimulatedFederation
 
 OnRound = Callable[[int, RunHistory], object]
@@ -146,13 +147,11 @@ def simulate(
                     on_round(number, RunHistory.of(federation.document()))
                 reported = federation.state.rounds_done
         final = federation.model
-        assert final.mask is not None and final.values is not None
+        mask, values = masked(final)
         model = loaded.build_model(run, next(iter(clients.values())))
-        write_vector(model, final.manifest, final.mask.scatter(final.values))
+        write_vector(model, final.manifest, mask.scatter(values))
     history = RunHistory.of(federation.document())
-    return Simulated(
-        history.digest, model.eval(), final.mask, final.manifest, final.values, history
-    )
+    return Simulated(history.digest, model.eval(), mask, final.manifest, values, history)
 
 
 def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:

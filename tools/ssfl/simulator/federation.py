@@ -22,7 +22,6 @@ from ssfl.client.messages import scoring_request
 from ssfl.codec.values_only import encoded_bytes
 from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.load_task import LoadedTask
-from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.norm_clip import clip
@@ -135,7 +134,8 @@ class SimulatedFederation:
         manifest = self.model.manifest
         first = next(iter(self._clients))
         if not manifest.rebuildable:
-            _check_initial(self.model.initial, first, manifest)
+            whole = Mask.full(manifest.num_masked)
+            ValueCheck(first, manifest, whole).largest(0, self.model.initial)
             self._count_bytes(first, "initial", Direction.UP, encoded_bytes(manifest.size), "dense")
         for name in self._clients:
             if name not in self._arrivals:
@@ -171,7 +171,7 @@ class SimulatedFederation:
         return ready, seen
 
     def _work(self) -> Work:
-        return self.state.step.work if self.state.step else Work.EVALUATE
+        return self.next_work or Work.EVALUATE
 
     def _results(
         self, step: Step, assigned: list[tuple[SimulatedClient, Ready, ModelState]]
@@ -229,18 +229,13 @@ class SimulatedFederation:
             broadcast = self._broadcasts.broadcast_for(client.name, self._work(), self.model)
             try:
                 ready = task_for(
-                    self.state,
-                    broadcast,
-                    client.name,
-                    client.request,
-                    len(self._clients),
+                    self.state, broadcast, client.name, client.request, len(self._clients),
                     self._reader,
-                )
-            except NotBuilt as needed:
-                broadcast.build(needed.form)
-            else:
+                )  # fmt: skip
                 assert ready is not None
                 return ready
+            except NotBuilt as needed:
+                broadcast.build(needed.form)
 
     def _decode(self, result: ClientResult, model: ModelState, step: Step) -> Vector:
         assert result.coded is not None
@@ -310,7 +305,3 @@ class SimulatedFederation:
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{**row, "message_bytes": None} for row in self._ledger.rows()]
-
-
-def _check_initial(initial: Vector, client: ClientId, manifest: Manifest) -> None:
-    ValueCheck(client, manifest, Mask.full(manifest.num_masked)).largest(0, initial)

@@ -108,8 +108,8 @@ class Band:
     high: list[float]
 
 
-def band(seeds: Sequence[Sequence[float | None]], scale: float = 100.0) -> Band:
-    """Return the mean and interval over seeds at each place of a curve.
+def band(seeds: Sequence[Sequence[float | None]]) -> Band:
+    """Return the mean and interval over seeds at each place of a curve, in per cent.
 
     A curve may lack values; places without a value of any seed are left out of the line.
     """
@@ -117,7 +117,7 @@ def band(seeds: Sequence[Sequence[float | None]], scale: float = 100.0) -> Band:
     if len(set(lengths)) > 1:
         raise StudyError(f"curves of one method differ in length: {lengths}")
     places = [
-        spread([scale * value for value in values if value is not None and not math.isnan(value)])
+        percent([value for value in values if value is not None and not math.isnan(value)])
         for values in zip(*seeds, strict=True)
     ]
     return Band([p.mean for p in places], [p.low for p in places], [p.high for p in places])
