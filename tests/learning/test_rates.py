@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ssfl.learning.rates import epoch_rate, step_rates
+from ssfl.learning.batches import epoch_rate, step_rates
 from ssfl.method.settings import RunSettings
 
 CONSTANT = RunSettings(learning_rate=0.2, lr_decay=0.5, local_epochs=4, batch_size=16)

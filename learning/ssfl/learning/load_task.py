@@ -144,7 +144,8 @@ def load_task(spec: str) -> LoadedTask:
     if missing:
         raise TaskError(f"task {spec} does not define {', '.join(missing)}")
     own_weights = bool(getattr(module, "OWN_WEIGHTS", False))
-    return LoadedTask(name, _digest(module), own_weights, module, spec)
+    source = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
+    return LoadedTask(name, hashlib.sha256(source).digest(), own_weights, module, spec)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -179,11 +180,6 @@ def _import_module(name: str) -> ModuleType:
         ) from error
     except (Exception, SystemExit) as error:
         raise TaskError(_blame(f"task {name}", error, None)) from error
-
-
-def _digest(module: ModuleType) -> bytes:
-    source = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
-    return hashlib.sha256(source).digest()
 
 
 def _blame(what: str, error: BaseException, module: ModuleType | None) -> str:

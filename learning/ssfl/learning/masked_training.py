@@ -2,7 +2,7 @@
 
 Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. A
 pruned weight is exactly zero after every step, with any momentum and weight decay. A mask of ones
-gives plain SGD, bit for bit. Every round has a new optimiser; rates.py has the learning rate.
+gives plain SGD, bit for bit. Every round has a new optimiser; batches.py has the learning rate.
 """
 
 import math
@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import batch_tensors, count_steps, training_batches
+from ssfl.learning.batches import batch_tensors, count_steps, step_rates, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.flatten import masked_parameters
-from ssfl.learning.rates import step_rates
-from ssfl.learning.sgd import Sgd
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -52,6 +51,44 @@ def personal_settings(settings: RunSettings) -> RunSettings:
         local_steps=0,
         lr_decay=1.0 if settings.personalize_lr == "restart" else settings.lr_decay,
     )
+
+
+class Sgd:
+    """The optimiser of one round, with the bits of `torch.optim.SGD`; momentum starts at zero.
+
+    Torch's class imports torch's compiler when it is first used, which takes 1.5 s of CPU in every
+    client process. The function below it, which torch exports, does not.
+    """
+
+    def __init__(self, model: nn.Module, *, momentum: float, weight_decay: float) -> None:
+        self.parameters = list(model.parameters())
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._buffers: dict[nn.Parameter, Tensor | None] = {}
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update every parameter that has a gradient."""
+        moved = [parameter for parameter in self.parameters if parameter.grad is not None]
+        buffers = [self._buffers.get(parameter) for parameter in moved]
+        sgd(
+            list(moved),
+            [parameter.grad for parameter in moved if parameter.grad is not None],
+            buffers,
+            foreach=False,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        self._buffers.update(zip(moved, buffers, strict=True))
 
 
 def train_locally(

@@ -101,9 +101,7 @@ class RunSettings:
     )
     clients_per_round: int = setting(0, "clients sampled for each round; 0: all clients")
     client_fraction: float = setting(
-        0.0,
-        "share of the clients sampled for each round; 0: use --clients-per-round",
-        le=1.0,
+        0.0, "share of the clients sampled for each round; 0: use --clients-per-round", le=1.0
     )
     newcomers_per_round: int = setting(
         0, "sampled clients that joined after the start, if available; 0: no preference"
@@ -148,9 +146,7 @@ class RunSettings:
     )
     evaluate_last: int = setting(0, "all clients also test after each of the last N rounds")
     target_accuracy: float = setting(
-        0.0,
-        "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target",
-        le=1.0,
+        0.0, "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target", le=1.0
     )
     patience: int = setting(
         0, "end the run after N evaluations by all clients without improvement; 0: never"

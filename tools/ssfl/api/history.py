@@ -159,7 +159,7 @@ class RunHistory:
         """Return the arrays of a history document."""
         entries = document["rounds"]
         tests = _tests(document)
-        after = [tests.get(entry["round"] + 1, {}) for entry in entries]
+        first, after = [tests.get(0, {})], [tests.get(entry["round"] + 1, {}) for entry in entries]
         names = sorted({name for test in tests.values() for name in test["metrics"]})
         ledgers, end = [entry["ledger"] for entry in entries], document["ledger"]
         mask = document.get("mask", {"layers": {}})
@@ -179,8 +179,8 @@ class RunHistory:
             metrics={
                 name: _column([test.get("metrics", {}) for test in after], name) for name in names
             },
-            initial_accuracy=_number(tests.get(0, {}).get("pooled")),
-            initial_loss=_number(tests.get(0, {}).get("loss")),
+            initial_accuracy=float(_column(first, "pooled")[0]),
+            initial_loss=float(_column(first, "loss")[0]),
             messages=Traffic.of(ledgers, end, "message_bytes"),
             payloads=Traffic.of(ledgers, end, "payload_bytes"),
             clients=_clients(document),
@@ -215,9 +215,9 @@ def _clients(document: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         "num_samples": counts,
         "share": counts / max(1, int(counts.sum())),
         "rounds": np.array(list(times.values()), dtype=np.int64),
-        "training_loss": _row(losses, samples),
-        "accuracy": _row(accuracy, samples),
-        "personal": _row(personal, samples),
+        "training_loss": _doubles(map(losses.get, samples)),
+        "accuracy": _doubles(map(accuracy.get, samples)),
+        "personal": _doubles(map(personal.get, samples)),
     }
 
 
@@ -226,16 +226,14 @@ def _share(evaluation: Mapping[str, Any]) -> float | None:
     return None if correct is None or not total else correct / total
 
 
-def _row(found: Mapping[str, float | None], clients: Iterable[str]) -> Doubles:
-    return np.array([_number(found.get(client)) for client in clients], dtype=np.float64)
-
-
 def _column(entries: Iterable[Mapping[str, Any]], name: str) -> Doubles:
-    return np.array([_number(entry.get(name)) for entry in entries], dtype=np.float64)
+    return _doubles(entry.get(name) for entry in entries)
 
 
-def _number(value: float | None) -> float:
-    return NAN if value is None else float(value)
+def _doubles(values: Iterable[float | None]) -> Doubles:
+    """Return an array of numbers; None becomes nan."""
+    numbers = [NAN if value is None else float(value) for value in values]
+    return np.array(numbers, dtype=np.float64)
 
 
 def _sum(rows: list[Row], direction: str, phases: tuple[str, ...], column: str) -> float:

@@ -53,7 +53,13 @@ SPARSITY = Experiment(
 
 
 def conclude_curves(_recipe: Recipe, runs: Runs) -> Result:
-    curves = {label: _curve(runs.documents(name)) for label, name in CURVES.items()}
+    curves: dict[str, dict[str, Any]] = {}
+    for label, name in CURVES.items():
+        tests = [document["evaluations"] for document in runs.documents(name)]
+        curves[label] = {
+            "rounds": [test["rounds_done"] for test in tests[0]],
+            "seeds": [[test["mean"] for test in evaluations] for evaluations in tests],
+        }
     reached = {
         label: _first_round(curve["rounds"], curve["seeds"], 0.6) for label, curve in curves.items()
     }
@@ -62,14 +68,6 @@ def conclude_curves(_recipe: Recipe, runs: Runs) -> Result:
         "curves": curves,
         "first_evaluated_round_above_60": reached,
         "rows": [],
-    }
-
-
-def _curve(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    rounds = [test["rounds_done"] for test in documents[0]["evaluations"]]
-    return {
-        "rounds": rounds,
-        "seeds": [[test["mean"] for test in document["evaluations"]] for document in documents],
     }
 
 

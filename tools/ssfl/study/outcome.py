@@ -20,12 +20,12 @@ LAST = 10
 def outcome_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return accuracies, loss, metrics, bytes and digest of a run; None if not measured."""
     tested = document["evaluations"][-1] if document["evaluations"] else {}
-    mask = document.get("mask", {})
+    mask, end = document.get("mask", {}), document.get("personal")
     return {
         "rounds": document["rounds_done"],
         "pooled": tested.get("pooled"),
         "mean": tested.get("mean"),
-        "personal": _personal(document),
+        "personal": end["personal"]["mean"] if end else last_rounds_mean(document, 1, "personal"),
         "validation_pooled": last_rounds_mean(document, 1, "validation_pooled"),
         "validation_mean": last_rounds_mean(document, 1, "validation_mean"),
         **{f"{name}_last_{LAST}": last_rounds_mean(document, LAST, name) for name in ACCURACIES},
@@ -38,14 +38,6 @@ def outcome_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "num_masked": mask.get("num_masked"),
         "model_digest": document["model_digest"],
     }
-
-
-def _personal(document: Mapping[str, Any]) -> float | None:
-    end = document.get("personal")
-    if end:
-        mean: float | None = end["personal"]["mean"]
-        return mean
-    return last_rounds_mean(document, 1, "personal")
 
 
 def _bytes(document: Mapping[str, Any], kind: str) -> int:

@@ -102,10 +102,12 @@ def run_all(
                 match event:
                     case RoundDone():
                         watcher.round_done(event.job.spec, event.rounds_done)
-                    case JobDone():
-                        result = _result(event)
-                        results[result.path] = result
-                        watcher.run_done(result)
+                    case JobDone(job, "", _):
+                        results[job.path] = _read(job, reused=False)
+                        watcher.run_done(results[job.path])
+                    case JobDone(job, error, is_bug):
+                        results[job.path] = RunResult(job.spec, job.path, {}, error, is_bug)
+                        watcher.run_done(results[job.path])
     return [results[job.path] for job in jobs]
 
 
@@ -128,12 +130,6 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
                 f"{count} runs are called {name!r} and have seed {seed}: give each configuration "
                 "its own name, and name each seed once"
             )
-
-
-def _result(done: JobDone) -> RunResult:
-    if done.error:
-        return RunResult(done.job.spec, done.job.path, {}, done.error, done.is_bug)
-    return _read(done.job, reused=False)
 
 
 def _read(job: Job, *, reused: bool) -> RunResult:

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import Indices, training_batches
+from ssfl.learning.batches import Indices, step_rates, training_batches
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.rates import step_rates
 from ssfl.learning.stacked.batches import BatchPlan, StackedSamples
 from ssfl.learning.stacked.layers import StackedModel
 from ssfl.method.settings import RunSettings
@@ -136,15 +135,12 @@ class StackedSgd:
         if self._kept is not None:
             gradient.mul_(self._kept[first])
         if self._settings.clip_norm > 0:
-            self._clip(gradient)
+            norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            scale = (self._settings.clip_norm / (norms + 1e-6)).clamp_(max=1)  # as in torch
+            if bool((scale < 1).any()):
+                gradient.mul_(scale)
         if self._settings.weight_decay:
             gradient.add_(weights, alpha=self._settings.weight_decay)
         if self._velocity is not None:
             gradient = self._velocity[first].mul_(self._settings.momentum).add_(gradient)
         weights.addcmul_(gradient, rates.unsqueeze(1), value=-1)
-
-    def _clip(self, gradient: Tensor) -> None:
-        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        scale = (self._settings.clip_norm / (norms + 1e-6)).clamp_(max=1)  # as in torch
-        if bool((scale < 1).any()):
-            gradient.mul_(scale)

@@ -39,7 +39,11 @@ def sparsity_picture(result: Result, path: Path) -> None:
             linestyle=look.line, capsize=2.5, label=look.label,
         )  # fmt: skip
     if result.get("dense"):
-        _dense_line(axes, style.percent(result["dense"]))
+        look, dense = style.LOOKS["dense"], style.percent(result["dense"])
+        label = f"{look.label}: {dense.mean:.1f}"
+        axes.axhline(dense.mean, color=look.colour, linestyle=look.line, label=label)
+        if not math.isnan(dense.low):
+            axes.axhspan(dense.low, dense.high, color=look.colour, alpha=0.12, linewidth=0)
     sparsities = style.by_number({sparsity for curve in series.values() for sparsity in curve})
     axes.set_xticks([_place(s) for s in sparsities], [style.sparsity_text(s) for s in sparsities])
     axes.set_xlabel("sparsity: share of conv and linear weights that is pruned")
@@ -51,15 +55,6 @@ def sparsity_picture(result: Result, path: Path) -> None:
 def _place(sparsity: str) -> float:
     """Return the position of a sparsity on the axis: one step for each halving of the density."""
     return -math.log2(1 - float(sparsity))
-
-
-def _dense_line(axes: Axes, dense: Spread) -> None:
-    look = style.LOOKS["dense"]
-    axes.axhline(
-        dense.mean, color=look.colour, linestyle=look.line, label=f"{look.label}: {dense.mean:.1f}"
-    )
-    if not math.isnan(dense.low):
-        axes.axhspan(dense.low, dense.high, color=look.colour, alpha=0.12, linewidth=0)
 
 
 def convergence_picture(result: Result, path: Path) -> None:
