@@ -112,14 +112,12 @@ class LoadedTask:
     def _call(self, function: str, kind: type[Kind], *arguments: Any) -> Kind:
         try:
             result = getattr(self.module, function)(*arguments)
-        except (DataError, LearningError) as error:
-            if self.name in BUILT_IN:
+        except (Exception, SystemExit) as error:  # a task must not end the client silently
+            is_explained = isinstance(error, DataError | LearningError)
+            if is_explained and self.name in BUILT_IN:
                 raise
             blame = _blame(f"task {self.name}: {function}", error, self.module)
-            raise TaskError(blame) from error
-        except (Exception, SystemExit) as error:  # a task must not end the client silently
-            blame = _blame(f"task {self.name}: {function}", error, self.module)
-            if function in ("loss", "metrics"):
+            if function in ("loss", "metrics") and not is_explained:
                 blame += "\n" + explain(error, *arguments[1:])
             raise TaskError(blame) from error
         if not isinstance(result, kind):

@@ -235,13 +235,9 @@ class RunSettings:
     @property
     def refreshes(self) -> bool:
         """True if the mask may be refreshed without an operator's command."""
-        return bool(
-            self.refresh_rounds
-            or self.refresh_every
-            or self.refresh_on_new_labels
-            or self.refresh_on_loss_jump
-            or self.sparsity_schedule
-        )
+        on_change = self.refresh_on_new_labels or self.refresh_on_loss_jump
+        planned = self.refresh_rounds or self.refresh_every or self.sparsity_schedule
+        return bool(on_change or planned)
 
     def _flag_of(self, message: str) -> str:
         if message.startswith("sparsity-schedule"):

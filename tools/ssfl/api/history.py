@@ -240,10 +240,5 @@ def _sum(rows: list[Row], direction: str, phases: tuple[str, ...], column: str) 
     """Return the bytes of `phases`, or of all phases if empty; nan if they were not counted."""
     if not rows or any(row[column] is None for row in rows):
         return NAN
-    return float(
-        sum(
-            row[column]
-            for row in rows
-            if row["direction"] == direction and (not phases or row["phase"] in phases)
-        )
-    )
+    chosen = (row for row in rows if row["direction"] == direction)
+    return float(sum(row[column] for row in chosen if not phases or row["phase"] in phases))

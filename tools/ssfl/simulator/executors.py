@@ -78,19 +78,15 @@ class ExactExecutor(ClientExecutor):
         self.model = SiteModel.build(task, shard, settings, device)
         try_first_batch(self.model.network, task, shard, settings.batch_size)
         for name, other in others:
-            if not task.builds_same_model(shard, other):
-                self._compare(task, settings, first, name, other)
+            if task.builds_same_model(shard, other):
+                continue
+            theirs = SiteModel.build(task, other, settings, CPU, self.model.manifest).manifest
+            if theirs.digest != self.model.manifest.digest:
+                difference = self.model.manifest.first_difference(theirs)
+                raise ModelError(f"{name} does not build the model of {first}: {difference}")
         self._sites = {
             name: Site(task, data, settings, name, self.model) for name, data in shards.items()
         }
-
-    def _compare(
-        self, task: LoadedTask, settings: RunSettings, first: str, name: str, shard: Shard
-    ) -> None:
-        theirs = SiteModel.build(task, shard, settings, CPU, self.model.manifest).manifest
-        if theirs.digest != self.model.manifest.digest:
-            difference = self.model.manifest.first_difference(theirs)
-            raise ModelError(f"{name} does not build the model of {first}: {difference}")
 
     def each(self, work: Callable[..., Result], jobs: Iterable[Job]) -> Iterator[Result]:
         for name, *arguments in jobs:

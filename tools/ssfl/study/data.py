@@ -102,15 +102,15 @@ def build_shards(spec: DataSpec, seed: int) -> dict[str, Shard]:
     spec.validate()
     if spec.source not in NAMES:
         folder = _folder(spec.source)
-        return {name: read_shard(find_shard(name, folder)) for name in _names(spec)}
+        return {name: read_shard(find_shard(name, folder)) for name in client_names(spec)}
     data = _smaller(spec.source, spec.pool)
-    return dict(zip(_names(spec), _cut(data, spec, seed), strict=True))
+    return dict(zip(client_names(spec), _cut(data, spec, seed), strict=True))
 
 
 def arrivals(spec: DataSpec) -> dict[str, int]:
     """Return the clients that join late, each with its first round."""
     spec.validate()
-    names = _names(spec)
+    names = client_names(spec)
     return dict.fromkeys(names[len(names) - spec.late_clients :], spec.late_round)
 
 
@@ -135,7 +135,8 @@ def first_available(*sources: str) -> str:
     raise SourceError(" ".join(_how_to_get(source) for source in sources))
 
 
-def _names(spec: DataSpec) -> list[str]:
+def client_names(spec: DataSpec) -> list[str]:
+    """Return the names of all clients, in their order; late ones are the last."""
     if spec.source not in NAMES:
         names = shard_names(_folder(spec.source))
         if spec.late_clients >= len(names):

@@ -1,11 +1,6 @@
 """The outcome of a run: a few numbers from its history.
 
-Accuracies are shares, 0 to 1, with the names of the history. `pooled` is correct / total over the
-test samples of all clients, and `mean` the plain mean over clients; both belong to the global model
-in the last evaluation by all clients. `..._last_10` is the mean over the evaluations in the last 10
-rounds. `validation_pooled` and `validation_mean` are the same on validation samples: choose
-settings by these. `personal` is the mean over clients of their personal models
-(`personalize_epochs`) or, without these, of their own models in their last round.
+Accuracies are shares, 0 to 1, with the names of the history; docs/simulate.md explains them.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from ssfl.datasets.source import NAMES
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import MAX_SEED, RunSettings
 from ssfl.program.settings.loading import Setting, values_by_name
-from ssfl.study.data import DataSpec, arrivals
+from ssfl.study.data import DataSpec, arrivals, client_names
 from ssfl.study.errors import StudyError
 
 MODES = ("exact", "fast")
@@ -77,7 +77,7 @@ class RunSpec:
             if name in self.settings:
                 raise StudyError(f"{name} is not a setting of a simulated run: {why}")
         values, late = self._values(), self.late()
-        clients = _num_clients(self.data) - len(late)
+        clients = len(client_names(self.data)) - len(late)
         min_clients = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
         own = {"clients": clients, "min_clients": min_clients, "seed": self.seed}
         settings = RunSettings(**{**values, **own, "reproducible": not late})
@@ -161,12 +161,6 @@ def _code_digest() -> str:
     for name, file in sorted(found.items()):
         whole.update(name.encode() + file.read_bytes())
     return whole.hexdigest()[:12]
-
-
-def _num_clients(data: DataSpec) -> int:
-    if data.source in NAMES:
-        return data.clients
-    return len(shard_names(Path(data.source).expanduser()))
 
 
 def _file_digest(path: Path) -> str:

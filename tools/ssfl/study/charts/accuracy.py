@@ -146,7 +146,7 @@ def differences_picture(result: Result, path: Path) -> None:
         missed = bar is not None and found.mean < bar
         colour = VERMILION if missed else BLUE
         axes.errorbar(
-            found.mean, place, xerr=[[w[0]] for w in style.whiskers([found])],
+            found.mean, place, xerr=style.whiskers([found]),
             fmt="D" if missed else "o", color=colour, markersize=5, capsize=3,
         )  # fmt: skip
         if bar is not None:

@@ -68,13 +68,9 @@ def layer_density_picture(result: Result, path: Path) -> None:
     """
     masks = style.not_empty(result, "masks")
     layers = list(dict.fromkeys(layer for mask in masks.values() for layer in mask))
-    sizes = {name: layer["size"] for mask in masks.values() for name, layer in mask.items()}
-    shares = [
-        100 * layer["kept"] / layer["size"]
-        for mask in masks.values()
-        for layer in mask.values()
-        if layer["kept"]
-    ]
+    every = [(name, layer) for mask in masks.values() for name, layer in mask.items()]
+    sizes = {name: layer["size"] for name, layer in every}
+    shares = [100 * layer["kept"] / layer["size"] for _, layer in every if layer["kept"]]
     height = 1.5 + 0.3 * max(len(layers), 5)
     figure, axes = style.new_chart(result, "Where each mask keeps weights", 8.4, height)
     smallest = min(shares, default=1.0) / 2

@@ -77,17 +77,10 @@ def client_accuracy_picture(result: Result, path: Path) -> None:
     `global` or `personal` may be missing for all clients. Clients are ranked by `personal`, or
     else by `global`. A client with None has no test samples and is left out.
     """
-    kinds = [
-        kind
-        for kind in _KINDS
-        if any(client.get(kind) is not None for client in result.get("clients", []))
-    ]
+    given = result.get("clients", [])
+    kinds = [kind for kind in _KINDS if any(one.get(kind) is not None for one in given)]
     style.require_data("accuracy of clients", kinds)
-    clients = [
-        client
-        for client in result["clients"]
-        if all(client.get(kind) is not None for kind in kinds)
-    ]
+    clients = [one for one in given if all(one.get(kind) is not None for kind in kinds)]
     ranked = sorted(clients, key=lambda client: (client[kinds[-1]], client["name"]))
     all_fit = len(ranked) < 2 * _SHOWN
     figure = style.new_figure(9.6, 5.2)
