@@ -64,6 +64,10 @@ def test_a_value_out_of_range_is_refused_by_its_keyword(
         run_settings(keywords, clients=3)
 
 
+def test_a_profile_sets_the_other_settings() -> None:
+    assert run_settings({"profile": "paper"}, clients=3).rounds == 500
+
+
 def test_an_unknown_keyword_is_a_type_error_with_the_closest_one() -> None:
     with pytest.raises(TypeError, match=r"^local_epoch is not a .*; did you mean local_epochs\?$"):
         run_settings({"local_epoch": 1}, clients=3)

@@ -1,10 +1,5 @@
 """Control masks, to compare the method's mask with.
 
-- `random_mask`: one random mask for all clients, without scores.
-- `client_random_mask`: a different random mask for every client.
-- `shuffled`: keeps only the number of weights per tensor from the scores.
-- `magnitude_scores`: scores weights by their size instead of their effect on the loss.
-
 Random masks come from named streams, so every machine computes the same bits.
 """
 

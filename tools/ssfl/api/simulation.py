@@ -158,15 +158,6 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
     """Return the settings of a run that waits for all of its `clients`.
 
     Raises TypeError for an unknown name and SettingsError for a value that is out of range.
-
-    Examples:
-        >>> run_settings({"sparsity": 0.95}, clients=3).sparsity
-        '0.95'
-        >>> run_settings({"profile": "paper"}, clients=3).rounds
-        500
-        >>> run_settings({"learningrate": 0.1}, clients=3)
-        Traceback (most recent call last):
-        TypeError: learningrate is not a setting of a run; did you mean learning_rate?
     """
     values = with_profile(values_by_name(RunSettings, given, "a run"))
     if values.get("clients", clients) != clients:

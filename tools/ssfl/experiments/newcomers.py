@@ -50,26 +50,31 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
 def conclude(recipe: Recipe, runs: Runs) -> Result:
     panels, rows, found, replaced = {}, [], [], {}
     for sparsity in SPARSITIES:
+        text = sparsity_text(sparsity)
         kept = _groups(runs.documents(f"newcomers, kept mask {sparsity}"))
         new = _groups(runs.documents(f"newcomers, new mask {sparsity}"))
+        ends, kept_ends = _ends(recipe, new), _ends(recipe, kept)
         effects = [
             difference(
-                f"{group} classes: new mask − kept mask, {sparsity_text(sparsity)}",
-                _last(recipe, new, group), _last(recipe, kept, group),
+                f"{group} classes: new mask − kept mask, {text}", ends[group], kept_ends[group]
             )
             for group in ("new", "old")
-        ]  # fmt: skip
+        ]
         panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effects[0]["values"]}
-        rows += [*effects, *_bars(recipe, sparsity, new, "new mask")]
+        rows += effects
         if sparsity in MIN_NEW:
+            rows += _bars(sparsity, ends, "new mask")
             ours = _groups(runs.documents(f"newcomers, ours {sparsity}"))
-            rows += _bars(recipe, sparsity, ours, "new mask, trained as ours")
+            rows += _bars(sparsity, _ends(recipe, ours), "new mask, trained as ours")
         masks = [run["masks"] for run in runs.documents(f"newcomers, new mask {sparsity}")]
         replaced[sparsity] = [entries[-1]["renewed"]["replaced"] for entries in masks]
-        found.append(_sentence(recipe, sparsity, new, kept))
-    dense = _groups(runs.documents("newcomers, dense"))
-    nothing = dict.fromkeys(recipe.seeds, 0.0)
-    rows.append(difference("new classes reach, dense", _last(recipe, dense, "new"), nothing))
+        found.append(
+            f"At {text} the new classes reach {_mean(ends['new'])} % with a new mask and "
+            f"{_mean(kept_ends['new'])} % with the old one; the old classes go from "
+            f"{_mean(ends['before'])} to {_mean(ends['old'])} %."
+        )
+    dense = _ends(recipe, _groups(runs.documents("newcomers, dense")))["new"]
+    rows.append(difference("new classes reach, dense", dense, dict.fromkeys(dense, 0.0)))
     return {
         "accuracy": "accuracy of the global model, pooled",
         "arrival": _arrival(recipe),
@@ -103,54 +108,35 @@ def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> f
     return sum(test["correct"] for test in tests) / total if total else None
 
 
-def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
-    """Return the mean of the last ten rounds by seed, or of fewer since the newcomers joined."""
-    return _means(recipe, curves, group, max(_rounds(recipe) - LAST, _arrival(recipe)))
+def _ends(recipe: Recipe, curves: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Return the mean accuracies of each seed on the new and old classes.
+
+    `new` and `old` are means of the last ten rounds, or of fewer since the newcomers joined.
+    `before` is the mean on the old classes in the ten rounds before.
+    """
+    arrival, found = _arrival(recipe), {}
+    end = (max(_rounds(recipe) - LAST, arrival), math.inf)
+    spans = {"new": end, "old": end, "before": (arrival - LAST, arrival)}
+    for name, (first, last) in spans.items():
+        places = [i for i, number in enumerate(curves["rounds"]) if first < number <= last]
+        found[name] = {
+            seed: sum(curve[i] for i in places) / len(places)
+            for seed, curve in zip(recipe.seeds, curves.get(name, curves["old"]), strict=True)
+        }
+    return found
 
 
-def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
-    """Return the accuracy on the old classes in the ten rounds before the arrival, by seed."""
-    arrival = _arrival(recipe)
-    return _means(recipe, curves, "old", arrival - LAST, arrival)
-
-
-def _means(
-    recipe: Recipe, curves: dict[str, Any], group: str, after: int, until: float = math.inf
-) -> dict[int, float]:
-    places = [i for i, number in enumerate(curves["rounds"]) if after < number <= until]
-    return {
-        seed: sum(curve[i] for i in places) / len(places)
-        for seed, curve in zip(recipe.seeds, curves[group], strict=True)
-    }
-
-
-def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any], how: str) -> list[dict[str, Any]]:
-    if sparsity not in MIN_NEW:
-        return []
-    nothing = dict.fromkeys(recipe.seeds, 0.0)
-    text = sparsity_text(sparsity)
+def _bars(sparsity: str, ends: dict[str, dict[int, float]], how: str) -> list[dict[str, Any]]:
+    new, old, before = ends["new"], ends["old"], ends["before"]
+    what, nothing = f"{sparsity_text(sparsity)}, {how}", dict.fromkeys(new, 0.0)
     return [
-        difference(
-            f"new classes reach, {text}, {how}", _last(recipe, new, "new"), nothing,
-            MIN_NEW[sparsity],
-        ),
-        difference(
-            f"old classes: end − before, {text}, {how}", _last(recipe, new, "old"),
-            _before(recipe, new), -MAX_LOST,
-        ),
-    ]  # fmt: skip
+        difference(f"new classes reach, {what}", new, nothing, MIN_NEW[sparsity]),
+        difference(f"old classes: end − before, {what}", old, before, -MAX_LOST),
+    ]
 
 
-def _sentence(recipe: Recipe, sparsity: str, new: dict[str, Any], kept: dict[str, Any]) -> str:
-    def mean(values: dict[int, float]) -> str:
-        return f"{100 * sum(values.values()) / len(values):.1f}"
-
-    refreshed, before = mean(_last(recipe, new, "new")), mean(_before(recipe, new))
-    return (
-        f"At {sparsity_text(sparsity)} the new classes reach {refreshed} % with a new mask and "
-        f"{mean(_last(recipe, kept, 'new'))} % with the old one; the old classes go from "
-        f"{before} to {mean(_last(recipe, new, 'old'))} %."
-    )
+def _mean(values: dict[int, float]) -> str:
+    return f"{100 * sum(values.values()) / len(values):.1f}"
 
 
 NEWCOMERS = Experiment(

@@ -11,13 +11,14 @@ messages that carry them are not simulated.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.client.coding import EncodedPayload
 from ssfl.client.messages import scoring_request
 from ssfl.codec.values_only import encoded_bytes
 from ssfl.datasets.shards.shard_file import Shard, class_counts
@@ -44,7 +45,7 @@ from ssfl.server.uploads.decode import score_blocks, update_blocks
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck
 from ssfl.simulator.clients import ClientResult, SimulatedClient
-from ssfl.simulator.executors import ClientExecutor, ExactExecutor
+from ssfl.simulator.executors import ClientExecutor, ExactExecutor, masked
 from ssfl.v1 import transfer_pb2
 
 Vector = npt.NDArray[np.float32]
@@ -205,24 +206,31 @@ class SimulatedFederation:
     ) -> None:
         """Check, count and post a result, as the service does with an upload."""
         digest, largest, report = "", 0.0, result.report
-        if result.coded is not None:
-            values = self._decode(result, model, step)
-            largest = self._check(values, client.name, model, step)
-            values, norm = self._clip(values, model, step)
+        if (coded := result.coded) is not None:
+            values, largest, norm = self._decoded(client.name, model, coded, step)
             if norm is not None:
                 report = {**report, "clipped": norm}
             self._received[client.name] = values
-            digest = result.coded.payload.digest.hex()
-            word, size = encoding_word(result.coded.payload.encoding), len(result.coded.data)
+            digest = coded.payload.digest.hex()
+            word, size = encoding_word(coded.payload.encoding), len(coded.data)
             phase = "scores" if step.work is Work.SCORE else "values"
             self._count_bytes(client.name, phase, Direction.UP, size, word)
         self._post(events.UploadReceived(step.number, client.name, digest, largest, report))
 
-    def _clip(self, values: Vector, model: ModelState, step: Step) -> tuple[Vector, float | None]:
-        if step.work is not Work.TRAIN:
-            return values, None
-        assert model.values is not None
-        return clip(values, model.values, self.settings.max_update_norm)
+    def _decoded(
+        self, client: ClientId, model: ModelState, coded: EncodedPayload, step: Step
+    ) -> tuple[Vector, float, float | None]:
+        """Return the values of an upload, the largest, and the norm of a clipped update."""
+        manifest, data, payload = model.manifest, coded.data, coded.payload
+        if step.work is Work.SCORE:
+            values = _joined(score_blocks(data, payload, manifest.num_masked))
+            check = ScoreCheck(client, manifest, signed=step.criterion == "grasp")
+            return values, check.largest(0, values), None
+        mask, base = masked(model)
+        values = _joined(update_blocks(data, payload, base, self.settings))
+        largest = ValueCheck(client, manifest, mask).largest(0, values)
+        values, norm = clip(values, base, self.settings.max_update_norm)
+        return values, largest, norm
 
     def _task(self, client: SimulatedClient) -> Ready:
         while True:
@@ -236,23 +244,6 @@ class SimulatedFederation:
                 return ready
             except NotBuilt as needed:
                 broadcast.build(needed.form)
-
-    def _decode(self, result: ClientResult, model: ModelState, step: Step) -> Vector:
-        assert result.coded is not None
-        data, payload = result.coded.data, result.coded.payload
-        if step.work is Work.SCORE:
-            blocks = score_blocks(data, payload, model.manifest.num_masked)
-        else:
-            assert model.values is not None
-            blocks = update_blocks(data, payload, model.values, self.settings)
-        return np.concatenate([block for _, block in blocks])
-
-    def _check(self, values: Vector, client: ClientId, model: ModelState, step: Step) -> float:
-        if step.work is Work.SCORE:
-            signed = step.criterion == "grasp"
-            return ScoreCheck(client, model.manifest, signed=signed).largest(0, values)
-        assert model.mask is not None
-        return ValueCheck(client, model.manifest, model.mask).largest(0, values)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
         """Advance the run and perform the actions, as the run loop of the service does."""
@@ -305,3 +296,7 @@ class SimulatedFederation:
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{**row, "message_bytes": None} for row in self._ledger.rows()]
+
+
+def _joined(blocks: Iterable[tuple[int, Vector]]) -> Vector:
+    return np.concatenate([block for _, block in blocks])

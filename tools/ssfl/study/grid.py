@@ -50,11 +50,7 @@ KEYS: dict[str, Option] = {**SETTINGS, **DATA, **SPEC_FIELDS}
 class Study:
     """The values that all runs share, the values that vary, and the seeds.
 
-    Attributes:
-        base: values by key
-        grid: the values of each key; all combinations are run
-        variants: values by key, by name of the variant; they override `base` and `grid`
-        seeds: the seeds of every configuration
+    All combinations of `grid` are run. The variants, by name, override `base` and `grid`.
     """
 
     base: Mapping[str, Value] = field(default_factory=dict)

@@ -35,26 +35,19 @@ _MAX_NAME_CHARS = 80  # characters of a configuration name in a file name
 class RunSpec:
     """A run: its data, settings and seed.
 
-    Attributes:
-        name: name of the configuration; runs that differ only in their seed share it
-        data: which data, and how they are cut; the cut depends on `seed`
-        settings: run settings by name, as the flags of `ssfl-coordinator`; the others have the
-            value of `profile` or their default
-        seed: decides every random choice of data and run
-        mode: `exact`, the bits of the service, or `fast`, clients stacked where that is faster
-        arrivals: clients that join later, each with its first round, in addition to those of `data`
-        task: image, table, a .py file or an importable module
-        device: device that clients compute on, as for `ssfl-client`
+    `settings` are named as the flags of `ssfl-coordinator`; the others have the value of `profile`
+    or their default. `arrivals` has the first round of clients that join later, in addition to
+    those of `data`.
     """
 
-    name: str
-    data: DataSpec = field(default_factory=DataSpec)
+    name: str  # of the configuration; runs that differ only in their seed share it
+    data: DataSpec = field(default_factory=DataSpec)  # the cut depends on `seed`
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    seed: int = 0
-    mode: str = "exact"
+    seed: int = 0  # decides every random choice of data and run
+    mode: str = "exact"  # the bits of the service, or `fast`: stacked where that is faster
     arrivals: Mapping[str, int] = field(default_factory=dict)
-    task: str = IMAGE
-    device: str = CPU
+    task: str = IMAGE  # image, table, a .py file or an importable module
+    device: str = CPU  # as for `ssfl-client`
 
     @property
     def label(self) -> str:

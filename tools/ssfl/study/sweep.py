@@ -28,24 +28,14 @@ RUNS = "runs"
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of one run.
-
-    Attributes:
-        spec: the spec of the run
-        path: the file of the stored run
-        outcome: accuracies, bytes, seconds and so on by name (`ssfl.study.outcome`); empty after
-            an error
-        error: why there is no result; empty on success
-        is_bug: the error is not an expected one
-        reused: the run was stored by an earlier call
-    """
+    """The result of one run."""
 
     spec: RunSpec
-    path: Path
-    outcome: dict[str, Any]
-    error: str = ""
-    is_bug: bool = False
-    reused: bool = False
+    path: Path  # of the stored run
+    outcome: dict[str, Any]  # by name, as in `ssfl.study.outcome`; empty after an error
+    error: str = ""  # why there is no result
+    is_bug: bool = False  # the error is not an expected one
+    reused: bool = False  # the run was stored by an earlier call
 
     @property
     def document(self) -> dict[str, Any]:

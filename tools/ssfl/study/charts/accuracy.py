@@ -70,7 +70,7 @@ def convergence_picture(result: Result, path: Path) -> None:
     figure, axes = style.new_chart(result, "How fast each method learns", 8.4, 4.4, _GLOBAL)
     for name, look in style.looks(style.in_usual_order(curves)).items():
         rounds, drawn = curves[name]["rounds"], style.band(curves[name]["seeds"])
-        label = f"{look.label}: {_last_rounds(rounds, drawn.mean)}"
+        label = f"{look.label}: {_last_rounds(rounds, drawn)}"
         style.draw_band(axes, rounds, drawn, look.colour, linestyle=look.line, label=label)
     axes.set_xlabel("rounds of training")
     axes.margins(x=0.01)
@@ -82,13 +82,10 @@ def convergence_picture(result: Result, path: Path) -> None:
     style.save(figure, path)
 
 
-def _last_rounds(rounds: list[int], means: list[float]) -> str:
+def _last_rounds(rounds: list[int], drawn: list[Spread]) -> str:
     """Return the mean of the values measured in the last ten rounds, as text."""
-    last = [
-        mean
-        for number, mean in zip(rounds, means, strict=True)
-        if number > rounds[-1] - _LAST and not math.isnan(mean)
-    ]
+    late = [place.mean for n, place in zip(rounds, drawn, strict=True) if n > rounds[-1] - _LAST]
+    last = [mean for mean in late if not math.isnan(mean)]
     return f"{math.fsum(last) / len(last):.1f}" if last else "not measured"
 
 

@@ -99,16 +99,7 @@ def percent(values: Sequence[float]) -> Spread:
     return spread([100 * value for value in values])
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """The means of a curve, with the ends of their intervals."""
-
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-def band(seeds: Sequence[Sequence[float | None]]) -> Band:
+def band(seeds: Sequence[Sequence[float | None]]) -> list[Spread]:
     """Return the mean and interval over seeds at each place of a curve, in per cent.
 
     A curve may lack values; places without a value of any seed are left out of the line.
@@ -116,17 +107,19 @@ def band(seeds: Sequence[Sequence[float | None]]) -> Band:
     lengths = [len(curve) for curve in seeds]
     if len(set(lengths)) > 1:
         raise StudyError(f"curves of one method differ in length: {lengths}")
-    places = [
+    return [
         percent([value for value in values if value is not None and not math.isnan(value)])
         for values in zip(*seeds, strict=True)
     ]
-    return Band([p.mean for p in places], [p.low for p in places], [p.high for p in places])
 
 
-def draw_band(axes: Axes, x: Sequence[float], drawn: Band, colour: str, **more: Any) -> None:
+def draw_band(
+    axes: Axes, x: Sequence[float], drawn: Sequence[Spread], colour: str, **more: Any
+) -> None:
     """Draw a line with its interval around it."""
-    axes.plot(x, drawn.mean, color=colour, **more)
-    axes.fill_between(x, drawn.low, drawn.high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(x, [place.mean for place in drawn], color=colour, **more)
+    low, high = [place.low for place in drawn], [place.high for place in drawn]
+    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def whiskers(spreads: Sequence[Spread]) -> list[list[float]]:
