@@ -165,8 +165,7 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
             f"clients is {values['clients']}, but there are {clients} shards: leave it out, "
             "every shard is a client"
         )
-    fixed = {"clients": clients, "reproducible": True}
     with flags_as_keywords():
-        settings = RunSettings(**{**values, **fixed})
+        settings = RunSettings(**{**values, "clients": clients, "reproducible": True})
         settings.validate()
     return settings

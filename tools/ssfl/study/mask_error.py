@@ -107,9 +107,9 @@ class _Scores:
     def __init__(self, shards: Mapping[str, Shard], settings: RunSettings, task: Task) -> None:
         self._shards, self._settings, self._task = shards, settings, task
         self._model = task.build_model(settings, next(iter(shards.values())))
-        manifest = manifest_of(self._model, {}, initialization=settings.initialization)
-        write_vector(self._model, manifest, initial_weights(self._model, manifest, settings.seed))
-        self._manifest = manifest
+        self._manifest = manifest_of(self._model, {}, initialization=settings.initialization)
+        initial = initial_weights(self._model, self._manifest, settings.seed)
+        write_vector(self._model, self._manifest, initial)
 
     def running_means(self, minibatches: Sequence[int]) -> Iterator[Doubles]:
         """Yield the mean score of the first n minibatches, for each n in ascending order."""
@@ -168,10 +168,7 @@ class _Scores:
 def _errors_of_seed(
     scores: _Scores, minibatches: Sequence[int], sparsities: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
-    oracles = {
-        MEAN_OF_SCORES: scores.mean_of_scores(),
-        FULL_GRADIENT: scores.full_gradient(),
-    }
+    oracles = {MEAN_OF_SCORES: scores.mean_of_scores(), FULL_GRADIENT: scores.full_gradient()}
     wanted = {
         (oracle, sparsity): _mask(found, sparsity)
         for oracle, found in oracles.items()
