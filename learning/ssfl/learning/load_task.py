@@ -80,18 +80,15 @@ class LoadedTask:
             raise TaskError(
                 f"task {self.name}: {len(means)} metrics, at most {MAX_METRICS} are allowed"
             )
-        return {self._metric_name(name): self._metric(name, value) for name, value in means.items()}
+        return {name: self._metric(name, value) for name, value in means.items()}
 
-    def _metric_name(self, name: Any) -> str:
+    def _metric(self, name: Any, value: Any) -> float:
+        """Return a metric, a number or a scalar tensor, as a float."""
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,40}", name):
             raise TaskError(
                 f"task {self.name}: a metric's name has 1 to 40 letters, digits, '.', '_' or '-', "
                 f"not {name!r}"
             )
-        return name
-
-    def _metric(self, name: str, value: Any) -> float:
-        """Return a metric, a number or a scalar tensor, as a float."""
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:

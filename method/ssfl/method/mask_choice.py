@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.codec.values_only import encoded_bytes
-from ssfl.method.density import kept_for_sparsity
+from ssfl.method.density import count_kept
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, Scores, top_k
@@ -99,9 +99,8 @@ def density_rows(scores: Scores, manifest: Manifest) -> list[dict[str, Any]]:
     """
     rows = []
     for sparsity in REPORTED_SPARSITIES:
-        try:
-            num_kept = kept_for_sparsity(sparsity, manifest.num_masked)
-        except DensityError:  # the model is too small to keep anything
+        num_kept = count_kept(sparsity, manifest.num_masked)
+        if not num_kept:  # the model is too small
             continue
         layers = top_k(scores, num_kept).kept_by_tensor(manifest)
         name, (kept, size) = min(layers.items(), key=lambda layer: layer[1][0] / layer[1][1])

@@ -149,15 +149,8 @@ def client_specs(recipe: Recipe) -> Iterable[RunSpec]:
 def conclude_clients(recipe: Recipe, runs: Runs) -> Result:
     documents = runs.documents("unequal clients, ssfl 0.5")
     rows_of = [document["personal"]["clients"] for document in documents]
-    clients = [
-        {
-            "name": row["client"],
-            "samples": row["num_samples"],
-            "global": row["global"],
-            "personal": row["personal"],
-        }
-        for row in rows_of[0]
-    ]
+    drawn = {"client": "name", "num_samples": "samples", "global": "global", "personal": "personal"}
+    clients = [{name: row[key] for key, name in drawn.items()} for row in rows_of[0]]
     gain, best, worst = {}, {}, {}
     for seed, rows in zip(recipe.seeds, rows_of, strict=True):
         tested = [row for row in rows if row["personal"] is not None]
