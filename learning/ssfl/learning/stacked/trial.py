@@ -1,4 +1,4 @@
-"""A trial whether the clients of a model can be stacked, and gain from it.
+"""A test if the clients of a model can be stacked, and gain from it.
 
 The loss and metrics must be those of the built-in tasks, for classes; a user's task may import
 them. The stacked model must give the outputs of the model itself, for clients with different
