@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ssfl.durable.files import remove_leftovers
 from ssfl.durable.lock import DirectoryLock
@@ -46,8 +46,8 @@ class RunResult:
         return history
 
 
-class SweepProgress(Protocol):
-    """Receives the progress of a sweep."""
+class SweepProgress:
+    """Receives the progress of a sweep; these methods ignore it."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
         """`reused` runs are stored already; `todo` will be run."""
@@ -59,10 +59,6 @@ class SweepProgress(Protocol):
         """A run has ended."""
 
 
-class _Silent(SweepProgress):
-    """Ignores the progress of a sweep."""
-
-
 def run_all(
     specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: SweepProgress | None = None
 ) -> list[RunResult]:
@@ -72,7 +68,7 @@ def run_all(
     others, and its result has the reason. Raises StudyError, SettingsError or DataError before
     the first run if a spec is invalid, and ProgramError if another process uses `folder`.
     """
-    watcher = progress or _Silent()
+    watcher = progress or SweepProgress()
     for spec in specs:
         spec.check()
     _check_names(specs)
