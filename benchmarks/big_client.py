@@ -18,7 +18,7 @@ from ssfl.client.connection import Connection, ReconnectBackoff, open_channel
 from ssfl.client.local_state import LocalState
 from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import LocalResult
+from ssfl.learning.masked_training import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask

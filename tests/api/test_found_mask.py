@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ssfl import api
-from ssfl.api.keywords import run_settings
+from ssfl.api.simulation import run_settings
 from ssfl.client.local_work import ScoringRequest, Site
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ssfl.api.keywords import run_settings
+from ssfl.api.simulation import run_settings
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings
 
@@ -62,6 +62,10 @@ def test_a_value_out_of_range_is_refused_by_its_keyword(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         run_settings(keywords, clients=3)
+
+
+def test_a_profile_sets_the_other_settings() -> None:
+    assert run_settings({"profile": "paper"}, clients=3).rounds == 500
 
 
 def test_an_unknown_keyword_is_a_type_error_with_the_closest_one() -> None:

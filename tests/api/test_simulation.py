@@ -10,8 +10,8 @@ import torch
 
 from ssfl import api
 from ssfl.api.data import by_client
-from ssfl.api.keywords import run_settings
-from ssfl.api.quiet_torch import client_torch_settings
+from ssfl.api.simulation import run_settings
+from ssfl.learning.device import client_torch_settings
 from ssfl.learning.errors import DivergedError
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.method.model_state import values_digest

@@ -16,7 +16,7 @@ from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.local_state import LocalState
 from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import LocalResult
+from ssfl.learning.masked_training import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest

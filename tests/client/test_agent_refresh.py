@@ -34,7 +34,7 @@ from ssfl.client.local_work import Vector
 from ssfl.client.progress import StepOver
 from ssfl.codec import blocks, masks, reference
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import LocalResult
+from ssfl.learning.masked_training import LocalResult
 from ssfl.method.controls import client_random_mask
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest

@@ -10,7 +10,8 @@ import pytest
 
 from ssfl.experiments import EXPERIMENTS
 from ssfl.experiments.contract import Runs, difference
-from ssfl.experiments.recipe import DIGITS, SETTINGS, Recipe, percent
+from ssfl.experiments.recipe import DIGITS, SETTINGS, Recipe
+from ssfl.study.charts.style import sparsity_text
 from ssfl.study.data import BENCHMARK_S
 from ssfl.study.sweep import RunSpec, run_all
 from ssfl.tools.simulate.paper import _cells, _rounded
@@ -111,7 +112,7 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def test_a_sparsity_is_shown_in_per_cent() -> None:
-    assert [percent(sparsity) for sparsity in ("0.5", "0.95", "0.985")] == [
+    assert [sparsity_text(sparsity) for sparsity in ("0.5", "0.95", "0.985")] == [
         "50 %",
         "95 %",
         "98.5 %",

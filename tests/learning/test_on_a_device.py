@@ -20,9 +20,8 @@ from ssfl.learning.errors import TaskError
 from ssfl.learning.evaluate import Evaluation, evaluate
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask, load_task
-from ssfl.learning.masked_training import TrainingReport, train_locally
+from ssfl.learning.masked_training import LocalResult, train_locally
 from ssfl.learning.saliency import score_locally
-from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -63,7 +62,7 @@ class RoundWork:
     """All results of a client's round."""
 
     scores: bytes
-    report: TrainingReport
+    mean_loss: float
     trained: bytes
     tested: Evaluation
 
@@ -74,10 +73,10 @@ def work(task: LoadedTask, shard: Shard, device: torch.device) -> RoundWork:
     write_vector(model, manifest, initial_vector(manifest, seed=0))
     scores = score_locally(model, manifest, task, shard, SETTINGS, "shard_00")
     mask = Mask.from_bools(Stream(0, "mask").uniform(manifest.num_masked) < 0.3)
-    report = train_locally(model, manifest, mask, task, shard, SETTINGS, 3, "shard_00")
+    mean_loss = train_locally(model, manifest, mask, task, shard, SETTINGS, 3, "shard_00")
     assert all(tensor.device == device for tensor in model.state_dict().values())
     trained = read_vector(model, manifest).tobytes()
-    return RoundWork(scores.tobytes(), report, trained, evaluate(model, task, shard))
+    return RoundWork(scores.tobytes(), mean_loss, trained, evaluate(model, task, shard))
 
 
 @pytest.mark.parametrize("kind", ACCELERATORS)

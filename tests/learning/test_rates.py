@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ssfl.learning.rates import epoch_rate, round_rate, step_rates
+from ssfl.learning.batches import epoch_rate, step_rates
 from ssfl.method.settings import RunSettings
 
 CONSTANT = RunSettings(learning_rate=0.2, lr_decay=0.5, local_epochs=4, batch_size=16)
@@ -12,7 +12,7 @@ COSINE = RunSettings(
 
 
 def test_the_rate_decays_from_round_to_round() -> None:
-    assert [round_rate(CONSTANT, r) for r in range(3)] == [0.2, 0.1, 0.05]
+    assert [epoch_rate(CONSTANT, r, 0) for r in range(3)] == [0.2, 0.1, 0.05]
     assert [epoch_rate(CONSTANT, 1, epoch) for epoch in range(4)] == [0.1] * 4
 
 

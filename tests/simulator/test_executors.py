@@ -13,7 +13,7 @@ from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Work
+from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run.state import Step
 from ssfl.simulator.batched_executor import PooledExecutor, StackedExecutor, fast_executor
 from ssfl.simulator.executors import ExactExecutor
@@ -116,10 +116,11 @@ def test_each_mode_counts_the_bytes_of_its_own_encoded_values(
 
         encoded = 0
 
-        def _clip(self, values: Any, model: ModelState, step: Step) -> Any:
+        def _decoded(self, client: ClientId, model: ModelState, coded: Any, step: Step) -> Any:
+            values, *rest = super()._decoded(client, model, coded, step)
             if step.work is Work.TRAIN:
                 self.encoded += len(blocks.encode(reference.CODE, values, model.values))
-            return super()._clip(values, model, step)
+            return (values, *rest)
 
     federation = Encoding(load_task("image"), shards, SMALL, make_executor=make_executor)
     while federation.next_work is not None:

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from ssfl.study.charts import (
-    client_accuracy_picture,
+from ssfl.study.charts.accuracy import (
     convergence_picture,
     differences_picture,
-    layer_density_picture,
-    mask_error_picture,
-    ood_picture,
     partition_picture,
     sparsity_picture,
 )
+from ssfl.study.charts.masks import layer_density_picture, mask_error_picture
+from ssfl.study.charts.runs import client_accuracy_picture, ood_picture
 from ssfl.study.charts.style import LOOKS, band, in_usual_order, interval_text, looks, percent
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import spread
@@ -104,11 +102,11 @@ def test_clients_can_be_drawn_without_personal_models_or_test_samples(tmp_path: 
 
 
 def test_a_band_leaves_out_missing_values() -> None:
-    drawn = band([[0.1, None, math.nan], [0.3, None, 0.5]])
-    assert drawn.mean[0] == pytest.approx(20)
-    assert drawn.low[0] < 20 < drawn.high[0]
-    assert math.isnan(drawn.mean[1])
-    assert drawn.mean[2] == 50 and math.isnan(drawn.low[2])
+    first, second, third = band([[0.1, None, math.nan], [0.3, None, 0.5]])
+    assert first.mean == pytest.approx(20)
+    assert first.low < 20 < first.high
+    assert math.isnan(second.mean)
+    assert third.mean == 50 and math.isnan(third.low)
 
 
 def test_curves_of_different_length_are_refused() -> None:

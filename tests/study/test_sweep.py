@@ -18,7 +18,7 @@ from ssfl.method.errors import SettingsError
 from ssfl.study.data import DataSpec, build_shards
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
-from ssfl.study.sweep import RunResult, RunSpec, run_all
+from ssfl.study.sweep import RunResult, RunSpec, SweepProgress, run_all
 
 SMALL = DataSpec(clients=3, samples_per_client=20)
 QUICK: dict[str, Any] = {"model": "mlp", "width": 4, "rounds": 2, "local_steps": 1}
@@ -38,7 +38,7 @@ def spec(name: str = "a", seed: int = 0, **settings: Any) -> RunSpec:
     return RunSpec(name, SMALL, {**QUICK, **settings}, seed)
 
 
-class Watcher:
+class Watcher(SweepProgress):
     def __init__(self) -> None:
         self.todo: list[str] = []
         self.reused = -1

@@ -8,7 +8,7 @@ import pytest
 
 from ssfl import api
 from ssfl.api import RunHistory
-from ssfl.api.keywords import run_settings
+from ssfl.api.simulation import run_settings
 from ssfl.datasets.shards.shard_file import write_shard
 from ssfl.learning.load_task import IMAGE, load_task
 from ssfl.simulator.federation import SimulatedFederation

@@ -18,11 +18,9 @@ from ssfl.learning.first_batch import try_first_batch
 from ssfl.learning.flatten import initial_weights, read_vector, write_vector
 from ssfl.learning.grasp import grasp_locally
 from ssfl.learning.load_task import LoadedTask
-from ssfl.learning.masked_training import train_locally
-from ssfl.learning.personalize import personal_settings
+from ssfl.learning.masked_training import LocalResult, personal_settings, train_locally
 from ssfl.learning.saliency import score_locally
 from ssfl.learning.synflow import synflow_scores
-from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -176,13 +174,13 @@ class Site:
         self, mask: Mask, base: Vector, settings: RunSettings, round_number: int, on_step: OnStep
     ) -> LocalResult:
         tested = self._test(mask, base)
-        report = train_locally(
+        mean_loss = train_locally(
             self._model, self.manifest, mask, self._task, self._shard, settings, round_number,
             self._client_id, on_step,
         )  # fmt: skip
         personal = evaluate(self._model, self._task, self._shard)
         values = mask.gather(read_vector(self._model, self.manifest))
-        return LocalResult(values, report.mean_loss, tested, personal)
+        return LocalResult(values, mean_loss, tested, personal)
 
     def _test(self, mask: Mask, values: Vector) -> Evaluation:
         write_vector(self._model, self.manifest, mask.scatter(values))

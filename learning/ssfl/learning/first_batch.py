@@ -31,7 +31,8 @@ def try_first_batch(model: nn.Module, task: LoadedTask, shard: Shard, batch_size
             whole = _measure(model, task, shard, 0, count)
         if count > 1:
             with torch.no_grad():
-                halves = [_measure(model, task, shard, *part) for part in _halves(count)]
+                parts = ((0, count // 2), (count // 2, count))
+                halves = [_measure(model, task, shard, *part) for part in parts]
             _warn_of_sums(task, count, whole, halves)
     if not math.isfinite(whole["loss"]):
         x, y = batch_tensors(shard.train_x, shard.train_y, np.arange(count), model)
@@ -50,10 +51,6 @@ def _measure(
     loss = task.loss(model, x, y).item()
     with torch.no_grad():
         return {**task.metrics(model, x, y), "loss": loss}
-
-
-def _halves(count: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (0, count // 2), (count // 2, count)
 
 
 def _warn_of_sums(

@@ -80,18 +80,15 @@ class LoadedTask:
             raise TaskError(
                 f"task {self.name}: {len(means)} metrics, at most {MAX_METRICS} are allowed"
             )
-        return {self._metric_name(name): self._metric(name, value) for name, value in means.items()}
+        return {name: self._metric(name, value) for name, value in means.items()}
 
-    def _metric_name(self, name: Any) -> str:
+    def _metric(self, name: Any, value: Any) -> float:
+        """Return a metric, a number or a scalar tensor, as a float."""
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,40}", name):
             raise TaskError(
                 f"task {self.name}: a metric's name has 1 to 40 letters, digits, '.', '_' or '-', "
                 f"not {name!r}"
             )
-        return name
-
-    def _metric(self, name: str, value: Any) -> float:
-        """Return a metric, a number or a scalar tensor, as a float."""
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -112,14 +109,12 @@ class LoadedTask:
     def _call(self, function: str, kind: type[Kind], *arguments: Any) -> Kind:
         try:
             result = getattr(self.module, function)(*arguments)
-        except (DataError, LearningError) as error:
-            if self.name in BUILT_IN:
+        except (Exception, SystemExit) as error:  # a task must not end the client silently
+            is_explained = isinstance(error, DataError | LearningError)
+            if is_explained and self.name in BUILT_IN:
                 raise
             blame = _blame(f"task {self.name}: {function}", error, self.module)
-            raise TaskError(blame) from error
-        except (Exception, SystemExit) as error:  # a task must not end the client silently
-            blame = _blame(f"task {self.name}: {function}", error, self.module)
-            if function in ("loss", "metrics"):
+            if function in ("loss", "metrics") and not is_explained:
                 blame += "\n" + explain(error, *arguments[1:])
             raise TaskError(blame) from error
         if not isinstance(result, kind):
@@ -144,7 +139,8 @@ def load_task(spec: str) -> LoadedTask:
     if missing:
         raise TaskError(f"task {spec} does not define {', '.join(missing)}")
     own_weights = bool(getattr(module, "OWN_WEIGHTS", False))
-    return LoadedTask(name, _digest(module), own_weights, module, spec)
+    source = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
+    return LoadedTask(name, hashlib.sha256(source).digest(), own_weights, module, spec)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -179,11 +175,6 @@ def _import_module(name: str) -> ModuleType:
         ) from error
     except (Exception, SystemExit) as error:
         raise TaskError(_blame(f"task {name}", error, None)) from error
-
-
-def _digest(module: ModuleType) -> bytes:
-    source = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
-    return hashlib.sha256(source).digest()
 
 
 def _blame(what: str, error: BaseException, module: ModuleType | None) -> str:

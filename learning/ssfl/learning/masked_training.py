@@ -2,22 +2,24 @@
 
 Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. A
 pruned weight is exactly zero after every step, with any momentum and weight decay. A mask of ones
-gives plain SGD, bit for bit. Every round has a new optimiser; rates.py has the learning rate.
+gives plain SGD, bit for bit. Every round has a new optimiser; batches.py has the learning rate.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import batch_tensors, count_steps, training_batches
+from ssfl.learning.batches import batch_tensors, count_steps, step_rates, training_batches
 from ssfl.learning.errors import DivergedError, ModelError
+from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.flatten import masked_parameters
-from ssfl.learning.rates import step_rates
-from ssfl.learning.sgd import Sgd
 from ssfl.learning.task import Task
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -28,12 +30,65 @@ Pruned = list[tuple[Tensor, Tensor]]  # a masked parameter and its mask of zeros
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingReport:
-    """Statistics of a client's round."""
+class LocalResult:
+    """The values to send after local training, and their evaluations."""
 
-    steps: int
-    mean_loss: float  # over all samples of all steps
-    num_samples: int  # training samples of the shard: the update's weight in the mean
+    values: npt.NDArray[np.float32]
+    training_loss: float
+    base: Evaluation  # of the base, before training
+    personal: Evaluation  # of the trained model, before it is sent
+
+
+def personal_settings(settings: RunSettings) -> RunSettings:
+    """Return the settings for training a personal model at the end of a run.
+
+    It counts as the round after the last one: it has its own order of samples. Its learning rate
+    continues the run's or, with `personalize_lr` restart, is that of the first round.
+    """
+    return replace(
+        settings,
+        local_epochs=settings.personalize_epochs,
+        local_steps=0,
+        lr_decay=1.0 if settings.personalize_lr == "restart" else settings.lr_decay,
+    )
+
+
+class Sgd:
+    """The optimiser of one round, with the bits of `torch.optim.SGD`; momentum starts at zero.
+
+    Torch's class imports torch's compiler when it is first used, which takes 1.5 s of CPU in every
+    client process. The function below it, which torch exports, does not.
+    """
+
+    def __init__(self, model: nn.Module, *, momentum: float, weight_decay: float) -> None:
+        self.parameters = list(model.parameters())
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._buffers: dict[nn.Parameter, Tensor | None] = {}
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update every parameter that has a gradient."""
+        moved = [parameter for parameter in self.parameters if parameter.grad is not None]
+        buffers = [self._buffers.get(parameter) for parameter in moved]
+        sgd(
+            list(moved),
+            [parameter.grad for parameter in moved if parameter.grad is not None],
+            buffers,
+            foreach=False,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        self._buffers.update(zip(moved, buffers, strict=True))
 
 
 def train_locally(
@@ -46,8 +101,8 @@ def train_locally(
     round_number: int,
     client_id: str,
     on_step: Callable[[int, int], None] | None = None,
-) -> TrainingReport:
-    """Train the model in place on the shard; return statistics.
+) -> float:
+    """Train the model in place on the shard; return the mean loss over all samples of all steps.
 
     `on_step(done, total)` is called after every step and may raise to stop. Raise DivergedError
     if a loss or a trained weight is not finite. Torch's generator is seeded from (seed, round,
@@ -76,7 +131,7 @@ def train_locally(
             on_step(step, total)
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         raise DivergedError("a trained weight is not a finite number", round_number)
-    return TrainingReport(total, loss_sum / num_seen, shard.num_samples)
+    return loss_sum / num_seen
 
 
 def _take_step(optimizer: Sgd, loss: Tensor, pruned: Pruned, rate: float, clip_norm: float) -> None:

@@ -16,8 +16,7 @@ from torch import nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.resnet import RESNETS, resnet
-from ssfl.learning.wording import format_shape
-from ssfl.method.manifest import MAX_PARAMETERS
+from ssfl.method.manifest import MAX_PARAMETERS, format_shape
 from ssfl.method.settings import MODELS, NORMS
 
 Shape = tuple[int, ...]
@@ -87,19 +86,17 @@ def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     The default width of 16 gives 16 and 32 channels and 128 hidden units.
     """
     channels, rows, columns = input_shape
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, width, 3, padding=1),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(width, 2 * width, 3, padding=1),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            linear1=nn.Linear(2 * width * (rows // 4) * (columns // 4), 8 * width),
-            relu3=nn.ReLU(),
-            linear2=nn.Linear(8 * width, num_classes),
-        )
+    return _named(
+        conv1=nn.Conv2d(channels, width, 3, padding=1),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(width, 2 * width, 3, padding=1),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        linear1=nn.Linear(2 * width * (rows // 4) * (columns // 4), 8 * width),
+        relu3=nn.ReLU(),
+        linear2=nn.Linear(8 * width, num_classes),
     )
 
 
@@ -111,17 +108,15 @@ def cnn_small(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     """
     channels, rows, columns = input_shape
     pixels = -(-rows // 4) * -(-columns // 4)  # each stride of 2 halves, rounded up
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, width, 3, stride=2, padding=1),
-            relu1=nn.ReLU(),
-            conv2=nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-            relu2=nn.ReLU(),
-            flatten=nn.Flatten(),
-            linear1=nn.Linear(2 * width * pixels, 16 * width),
-            relu3=nn.ReLU(),
-            linear2=nn.Linear(16 * width, num_classes),
-        )
+    return _named(
+        conv1=nn.Conv2d(channels, width, 3, stride=2, padding=1),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        linear1=nn.Linear(2 * width * pixels, 16 * width),
+        relu3=nn.ReLU(),
+        linear2=nn.Linear(16 * width, num_classes),
     )
 
 
@@ -132,22 +127,24 @@ def lenet5(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     """
     channels, rows, _ = input_shape
     second, third, fourth = (round(n * width / 6) for n in (16, 120, 84))
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, width, 5, padding=(32 - rows) // 2),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),  # (6, 14, 14)
-            conv2=nn.Conv2d(width, second, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),  # (16, 5, 5)
-            flatten=nn.Flatten(),
-            linear1=nn.Linear(25 * second, third),
-            relu3=nn.ReLU(),
-            linear2=nn.Linear(third, fourth),
-            relu4=nn.ReLU(),
-            linear3=nn.Linear(fourth, num_classes),
-        )
+    return _named(
+        conv1=nn.Conv2d(channels, width, 5, padding=(32 - rows) // 2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),  # (6, 14, 14)
+        conv2=nn.Conv2d(width, second, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),  # (16, 5, 5)
+        flatten=nn.Flatten(),
+        linear1=nn.Linear(25 * second, third),
+        relu3=nn.ReLU(),
+        linear2=nn.Linear(third, fourth),
+        relu4=nn.ReLU(),
+        linear3=nn.Linear(fourth, num_classes),
     )
+
+
+def _named(**layers: nn.Module) -> nn.Module:
+    return nn.Sequential(OrderedDict(layers))
 
 
 @dataclass(frozen=True, slots=True)

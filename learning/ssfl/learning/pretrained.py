@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.flatten import named_tensors
-from ssfl.learning.wording import format_shape
-from ssfl.method.manifest import Manifest
+from ssfl.method.manifest import Manifest, format_shape
 
 _CONVERT = (
     'convert it once: python -c "import torch, safetensors.torch as s; '

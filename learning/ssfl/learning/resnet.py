@@ -35,7 +35,7 @@ class BlockLayers:
             return nn.Sequential()
         if self.padded:
             return PaddedShortcut(channels_in, channels, stride)
-        return nn.Sequential(_conv1x1(channels_in, channels, stride), self.norm(channels))
+        return nn.Sequential(_conv(channels_in, channels, 1, stride), self.norm(channels))
 
 
 class PaddedShortcut(nn.Module):
@@ -58,9 +58,9 @@ class Block(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int, parts: BlockLayers) -> None:
         super().__init__()
-        self.conv1 = _conv3x3(channels_in, channels, stride)
+        self.conv1 = _conv(channels_in, channels, 3, stride)
         self.norm1 = parts.norm(channels)
-        self.conv2 = _conv3x3(channels, channels, 1)
+        self.conv2 = _conv(channels, channels, 3)
         self.norm2 = parts.norm(channels)
         self.shortcut = parts.shortcut(channels_in, channels, stride)
 
@@ -76,11 +76,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int, parts: BlockLayers) -> None:
         super().__init__()
-        self.conv1 = _conv1x1(channels_in, channels, 1)
+        self.conv1 = _conv(channels_in, channels, 1)
         self.norm1 = parts.norm(channels)
-        self.conv2 = _conv3x3(channels, channels, stride)
+        self.conv2 = _conv(channels, channels, 3, stride)
         self.norm2 = parts.norm(channels)
-        self.conv3 = _conv1x1(channels, 4 * channels, 1)
+        self.conv3 = _conv(channels, 4 * channels, 1)
         self.norm3 = parts.norm(4 * channels)
         self.shortcut = parts.shortcut(channels_in, 4 * channels, stride)
 
@@ -124,7 +124,7 @@ def resnet(
     """Return the network for images of `channels`, with `width` channels in its first stage."""
     parts = BlockLayers(0 if norm == "batch" else design.width // 2, design.padded)
     layers = OrderedDict[str, nn.Module](
-        conv1=_conv3x3(channels, width, 1), norm1=parts.norm(width), relu=nn.ReLU()
+        conv1=_conv(channels, width, 3), norm1=parts.norm(width), relu=nn.ReLU()
     )
     before = width
     for number, blocks in enumerate(design.stages):
@@ -139,9 +139,5 @@ def resnet(
     return nn.Sequential(layers)
 
 
-def _conv1x1(channels_in: int, channels: int, stride: int) -> nn.Conv2d:
-    return nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False)
-
-
-def _conv3x3(channels_in: int, channels: int, stride: int) -> nn.Conv2d:
-    return nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
+def _conv(channels_in: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels, kernel, stride=stride, padding=kernel // 2, bias=False)

@@ -62,23 +62,17 @@ def score_locally(
 @contextmanager
 def scoring_mode(model: nn.Module) -> Iterator[None]:
     """Enable gradients and eval mode, with batch norms on the statistics of the batch."""
-    with eval_mode(model), _batch_statistics(model), torch.enable_grad():
-        yield
-
-
-@contextmanager
-def _batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Let batch norms use the statistics of the batch without updating the running ones."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    before = [(norm, norm.training, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.training, norm.momentum = True, 0.0  # running statistics stay unchanged
-        norm.num_batches_tracked = None
-    try:
-        yield
-    finally:
-        for norm, training, momentum, count in before:
-            norm.training, norm.momentum, norm.num_batches_tracked = training, momentum, count
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    with eval_mode(model), torch.enable_grad():
+        for norm in norms:
+            norm.training, norm.momentum = True, 0.0  # running statistics stay unchanged
+            norm.num_batches_tracked = None
+        try:
+            yield
+        finally:
+            for norm, momentum, count in before:
+                norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def saliency_scores(

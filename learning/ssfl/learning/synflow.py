@@ -23,8 +23,7 @@ from torch.func import functional_call
 from ssfl.learning.describe import NORM_LAYERS
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
-from ssfl.learning.wording import format_shape
-from ssfl.method.manifest import Manifest
+from ssfl.method.manifest import Manifest, format_shape
 from ssfl.method.mask import largest
 
 _FLOWLESS = 0.5  # score of a kept weight without flow: below all other kept weights
@@ -56,7 +55,9 @@ def synflow_scores(
             share = (num_kept / size) ** (iteration / iterations)
             count = max(num_kept, round(size * share)) if iteration < iterations else num_kept
             kept = largest(scores, count)
-            _zero_others(weights, kept)
+            with torch.no_grad():
+                for weight, (_, place) in zip(weights, manifest.masked(), strict=True):
+                    weight.mul_(torch.from_numpy(kept[place]).reshape(weight.shape))
     return _in_order(scores, kept)
 
 
@@ -103,14 +104,6 @@ def _flows(
             "SynFlow's sums over paths exceed the range of float64: the model is too deep"
         )
     return flows
-
-
-def _zero_others(weights: list[Tensor], kept: npt.NDArray[np.bool_]) -> None:
-    stays, start = torch.from_numpy(kept), 0
-    with torch.no_grad():
-        for weight in weights:
-            weight.mul_(stays[start : start + weight.numel()].reshape(weight.shape))
-            start += weight.numel()
 
 
 def _in_order(scores: Doubles, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:

@@ -1,17 +1,11 @@
 """Control masks, to compare the method's mask with.
 
-- `random_mask`: one random mask for all clients, without scores.
-- `client_random_mask`: a different random mask for every client.
-- `shuffled`: keeps only the number of weights per tensor from the scores.
-- `magnitude_scores`: scores weights by their size instead of their effect on the loss.
-
 Random masks come from named streams, so every machine computes the same bits.
 """
 
 import numpy as np
 
-from ssfl.method.density import kept_for_sparsity, parse_sparsity
-from ssfl.method.errors import DensityError
+from ssfl.method.density import count_kept
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, Scores
 from ssfl.method.streams import Stream
@@ -31,20 +25,12 @@ def client_random_mask(manifest: Manifest, sparsity: str, seed: int, client_id: 
 
     A tensor too small for that keeps one weight.
     """
-    parse_sparsity(sparsity)  # raises if it is invalid; `_kept_of` hides that error
     kept = np.zeros(manifest.num_masked, dtype=np.bool_)
     for tensor, place in manifest.masked():
         stream = Stream(seed, "client mask", client_id, tensor.name)
-        chosen = stream.choose(tensor.size, _kept_of(sparsity, tensor.size))
-        kept[place][chosen] = True
+        count = max(1, count_kept(sparsity, tensor.size))
+        kept[place][stream.choose(tensor.size, count)] = True
     return Mask.from_bools(kept)
-
-
-def _kept_of(sparsity: str, size: int) -> int:
-    try:
-        return kept_for_sparsity(sparsity, size)
-    except DensityError:
-        return 1
 
 
 def shuffled(mask: Mask, manifest: Manifest, seed: int, epoch: int) -> Mask:

@@ -42,13 +42,18 @@ def kept_for_sparsity(sparsity: str, num_masked: int) -> int:
     >>> kept_for_sparsity("0.9", 1000)  # floats would give 99
     100
     """
-    with localcontext(rounding=ROUND_CEILING):  # exact for any number of digits
-        num_kept = num_masked - int((parse_sparsity(sparsity) * num_masked).to_integral_value())
-    if num_kept < 1:
+    num_kept = count_kept(sparsity, num_masked)
+    if not num_kept:
         raise DensityError(
             f"sparsity {sparsity} keeps none of the model's {num_masked} masked weights"
         )
     return num_kept
+
+
+def count_kept(sparsity: str, size: int) -> int:
+    """Return the number of weights to keep of `size`, which may be 0."""
+    with localcontext(rounding=ROUND_CEILING):  # exact for any number of digits
+        return size - int((parse_sparsity(sparsity) * size).to_integral_value())
 
 
 def kept_for_bytes(budget: int, manifest: Manifest) -> int:

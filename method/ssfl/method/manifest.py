@@ -11,7 +11,7 @@ sent.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -229,11 +229,20 @@ class Manifest:
         return "; ".join(differences)
 
 
+def format_shape(shape: Sequence[int], scalar: str = "scalar") -> str:
+    """Return a shape as text; `scalar` is the text for no dimensions.
+
+    >>> format_shape((3, 32, 32)), format_shape(())
+    ('3x32x32', 'scalar')
+    """
+    return "x".join(map(str, shape)) or scalar
+
+
 def _shape(value: Any) -> str:
     """Return a shape from an untrusted description as text, such as 3x32x32; empty if invalid."""
     if not isinstance(value, list | tuple) or not all(type(number) is int for number in value):
         return ""
-    return "x".join(map(str, value)) or "one number"
+    return format_shape(value, scalar="one number")
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -263,18 +272,12 @@ def _tensor(entry: Any) -> TensorSpec:
     if math.prod(shape) > MAX_PARAMETERS:
         raise ManifestError(f"{name}: more values than the limit of {MAX_PARAMETERS}")
     init = Init(str(entry["init"]["rule"]), float.fromhex(entry["init"]["scale"]))
-    if init.rule not in Init.RULES or not 0 <= init.scale < math.inf or _is_minus_zero(init.scale):
+    is_minus_zero = math.copysign(1.0, init.scale) < 0
+    if init.rule not in Init.RULES or not 0 <= init.scale < math.inf or is_minus_zero:
         raise ManifestError(f"{name}: unknown initialisation {init}")
     return TensorSpec(name, shape, Role(entry["role"]), init)
 
 
-def _is_minus_zero(scale: float) -> bool:
-    return math.copysign(1.0, scale) < 0
-
-
 def _describe(tensor: TensorSpec) -> str:
-    shape = "x".join(str(n) for n in tensor.shape) or "scalar"
-    rule = (
-        tensor.init.rule if not tensor.init.scale else f"{tensor.init.rule} {tensor.init.scale:g}"
-    )
-    return f"{tensor.name} ({shape}, {tensor.role.value}, starts {rule})"
+    rule = f"{tensor.init.rule} {tensor.init.scale:g}" if tensor.init.scale else tensor.init.rule
+    return f"{tensor.name} ({format_shape(tensor.shape)}, {tensor.role.value}, starts {rule})"

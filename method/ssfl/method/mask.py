@@ -14,7 +14,10 @@ from ssfl.method.manifest import Manifest
 _BLOCK = 1 << 17  # scores at a time, to stay in cache; a multiple of 8 for packed bits
 _GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly
 
-Scores = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32]
+Scores = Vector
+Bools = npt.NDArray[np.bool_]
+Packed = npt.NDArray[np.uint8]  # a bit per coordinate
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class Mask:
         return cls.from_bools(np.ones(size, dtype=np.bool_))
 
     @classmethod
-    def from_bools(cls, kept: npt.NDArray[np.bool_]) -> "Mask":
+    def from_bools(cls, kept: Bools) -> "Mask":
         return cls(np.packbits(kept, bitorder="little").tobytes(), kept.size)
 
-    def bools(self) -> npt.NDArray[np.bool_]:
+    def bools(self) -> Bools:
         """Return one bool per masked coordinate."""
         packed = np.frombuffer(self.bits, dtype=np.uint8)
         return np.unpackbits(packed, count=self.size, bitorder="little").view(np.bool_)
@@ -53,23 +56,19 @@ class Mask:
         """SHA-256 of the size (8 bytes, little-endian) and the packed bits."""
         return hashlib.sha256(self.size.to_bytes(8, "little") + self.bits).digest()
 
-    def gather(self, vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def gather(self, vector: Vector) -> Vector:
         """Return the kept values of a flat vector, then its dense and buffer values."""
         kept = self.bools()
         return np.concatenate([vector[: self.size][kept], vector[self.size :]])
 
-    def scatter(
-        self, values: npt.NDArray[np.float32], onto: npt.NDArray[np.float32] | None = None
-    ) -> npt.NDArray[np.float32]:
+    def scatter(self, values: Vector, onto: Vector | None = None) -> Vector:
         """Return the flat vector of kept values; off the mask it has zeros, or those of `onto`."""
         if onto is not None:
             return self.put(values, onto.copy())
         size = self.size + values.size - self.num_kept
         return self.put(values, np.zeros(size, dtype=np.float32))
 
-    def put(
-        self, values: npt.NDArray[np.float32], vector: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
+    def put(self, values: Vector, vector: Vector) -> Vector:
         """Write kept values to their places in a flat vector; return the vector."""
         num_kept = self.num_kept
         vector[: self.size][self.bools()] = values[:num_kept]
@@ -112,7 +111,7 @@ def _blocks(scores: Scores) -> list[tuple[int, Scores]]:
 
 
 def _split(
-    scores: Scores, low: np.float32, high: np.float32, packed: npt.NDArray[np.uint8]
+    scores: Scores, low: np.float32, high: np.float32, packed: Packed
 ) -> tuple[int, npt.NDArray[np.int64], Scores]:
     """Pack the mask of scores of at least `high`.
 
@@ -134,24 +133,22 @@ def _split(
     return num_high, np.concatenate(places), np.concatenate(between)
 
 
-def _pack(packed: npt.NDArray[np.uint8], start: int, kept: npt.NDArray[np.bool_]) -> None:
+def _pack(packed: Packed, start: int, kept: Bools) -> None:
     bits = np.packbits(kept, bitorder="little")
     packed[start // 8 : start // 8 + bits.size] = bits
 
 
-def largest(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.bool_]:
+def largest(scores: npt.NDArray[np.floating[Any]], k: int) -> Bools:
     """Return a mask of the k largest scores, by partitioning all; ties as in `top_k`."""
     if k == 0:
         return np.zeros(scores.size, dtype=np.bool_)
     threshold = np.partition(scores, scores.size - k)[scores.size - k]
-    kept: npt.NDArray[np.bool_] = scores > threshold
+    kept: Bools = scores > threshold
     kept[np.flatnonzero(scores == threshold)[: k - int(np.count_nonzero(kept))]] = True
     return kept
 
 
-def _pack_slowly(
-    scores: Scores, k: int, threshold: np.float32, packed: npt.NDArray[np.uint8]
-) -> None:
+def _pack_slowly(scores: Scores, k: int, threshold: np.float32, packed: Packed) -> None:
     """Pack the mask of the k largest scores, given the k-th largest, in one or two passes."""
     surplus = -k
     for start, block in _blocks(scores):

@@ -6,13 +6,18 @@ contain an older one. Every choice is exact; of equal scores the lowest coordina
 """
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.codec.values_only import encoded_bytes
+from ssfl.method.density import count_kept
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, Scores, top_k
+
+REPORTED_SPARSITIES = ("0.5", "0.8", "0.9", "0.95", "0.98")
 
 
 def choose_mask(scores: Scores, k: int, manifest: Manifest, guard: float) -> Mask:
@@ -85,3 +90,26 @@ def _fill_up(kept: npt.NDArray[np.bool_], scores: Scores, k: int) -> Mask:
     missing = k - int(np.count_nonzero(kept))
     kept[others] = top_k_signed(scores[others], missing).bools()
     return Mask.from_bools(kept)
+
+
+def density_rows(scores: Scores, manifest: Manifest) -> list[dict[str, Any]]:
+    """Return, for every sparsity, the number of kept weights, the update size and thinnest layer.
+
+    `update_bytes` is the size of one client's update (or base) as plain values, an upper bound.
+    """
+    rows = []
+    for sparsity in REPORTED_SPARSITIES:
+        num_kept = count_kept(sparsity, manifest.num_masked)
+        if not num_kept:  # the model is too small
+            continue
+        layers = top_k(scores, num_kept).kept_by_tensor(manifest)
+        name, (kept, size) = min(layers.items(), key=lambda layer: layer[1][0] / layer[1][1])
+        rows.append(
+            {
+                "sparsity": sparsity,
+                "num_kept": num_kept,
+                "update_bytes": encoded_bytes(num_kept + manifest.num_unmasked),
+                "thinnest": {"name": name, "kept": kept, "size": size},
+            }
+        )
+    return rows

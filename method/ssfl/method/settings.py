@@ -30,6 +30,11 @@ def setting(default: Any, text: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": text, **more})
 
 
+def choice(text: str, *choices: str) -> Any:
+    """Declare a setting that is one of `choices`; the first is its default."""
+    return setting(choices[0], text, choices=choices)
+
+
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """All settings that decide the result of a run."""
@@ -40,41 +45,32 @@ class RunSettings:
         choices=tuple(PROFILES),
         presets=PROFILES,
     )
-    strategy: str = setting("ssfl", "how the federation learns", choices=STRATEGIES)
+    strategy: str = choice("how the federation learns", *STRATEGIES)
     model: str = setting("cnn", "network of the built-in image task", choices=MODELS)
-    norm: str = setting("group", "norm layers of the built-in networks", choices=NORMS)
+    norm: str = choice("norm layers of the built-in networks", *NORMS)
     width: int = setting(
         0, "channels or units of a built-in network's first layer; 0: the network's own", le=4096
     )
-    initialization: str = setting(
-        "kaiming-normal",
+    initialization: str = choice(
         "initial weights of conv and linear layers; "
         "kaiming-normal: N(0, 2 / fan-in); torch-default: torch's own uniform rule",
-        choices=INITIALIZATIONS,
+        *INITIALIZATIONS,
     )
     sparsity: str = setting("0.9", "share of conv and linear weights to prune, between 0 and 1")
     bytes_per_round: str = setting("", "largest update of a client, such as 2MB; replaces sparsity")
     sparsity_schedule: str = setting(
         "", "sparsity by round, such as 0:0.98,30:0.95; refreshes the mask at these rounds"
     )
-    criterion: str = setting(
-        "saliency",
-        "score that decides which weights are kept; all but saliency are controls",
-        choices=CRITERIA,
+    criterion: str = choice(
+        "score that decides which weights are kept; all but saliency are controls", *CRITERIA
     )
     scoring_batches: int = setting(
         0, "minibatches that each client scores; 0: enough for 100 over all clients"
     )
-    scoring_samples: str = setting(
-        "balanced",
-        "how scored samples are drawn; balanced: equally from each class",
-        choices=("balanced", "plain"),
+    scoring_samples: str = choice(
+        "how scored samples are drawn; balanced: equally from each class", "balanced", "plain"
     )
-    score_weights: str = setting(
-        "samples",
-        "weights of the clients in the mean of scores",
-        choices=("samples", "equal"),
-    )
+    score_weights: str = choice("weights of the clients in the mean of scores", "samples", "equal")
     layer_guard: float = setting(
         0.0, "smallest share of its weights that a layer keeps; 0: no guard", le=1.0
     )
@@ -88,20 +84,16 @@ class RunSettings:
         0.0,
         "refresh the mask when the mean client loss reaches X times its recent median; 0: never",
     )
-    refresh_mode: str = setting(
-        "renew",
+    refresh_mode: str = choice(
         "how the mask is refreshed; renew: choose from all weights; grow: only add weights",
-        choices=("renew", "grow"),
+        "renew",
+        "grow",
     )
-    deactivated: str = setting(
-        "keep",
-        "what happens to the value of a weight that a new mask drops",
-        choices=("keep", "reset"),
+    deactivated: str = choice(
+        "what happens to the value of a weight that a new mask drops", "keep", "reset"
     )
-    scoring_point: str = setting(
-        "unmasked",
-        "model that a refresh scores; masked: dropped weights are zero",
-        choices=("unmasked", "masked"),
+    scoring_point: str = choice(
+        "model that a refresh scores; masked: dropped weights are zero", "unmasked", "masked"
     )
     rounds: int = setting(30, "training rounds", ge=1)
     clients: int = setting(
@@ -109,9 +101,7 @@ class RunSettings:
     )
     clients_per_round: int = setting(0, "clients sampled for each round; 0: all clients")
     client_fraction: float = setting(
-        0.0,
-        "share of the clients sampled for each round; 0: use --clients-per-round",
-        le=1.0,
+        0.0, "share of the clients sampled for each round; 0: use --clients-per-round", le=1.0
     )
     newcomers_per_round: int = setting(
         0, "sampled clients that joined after the start, if available; 0: no preference"
@@ -136,23 +126,19 @@ class RunSettings:
     lr_decay: float = setting(
         0.998, "factor applied to the learning rate after each round", positive=True
     )
-    local_schedule: str = setting(
-        "constant",
-        "learning rate within a round; cosine: falls from epoch to epoch",
-        choices=("constant", "cosine"),
+    local_schedule: str = choice(
+        "learning rate within a round; cosine: falls from epoch to epoch", "constant", "cosine"
     )
     momentum: float = setting(0.5, "SGD momentum; restarts at zero in each round")
     weight_decay: float = setting(5e-4, "L2 penalty on every trained value")
     clip_norm: float = setting(10.0, "largest gradient norm of a step; 0: no clipping")
-    update_weights: str = setting(
-        "samples",
-        "weights of the clients in the mean of updates",
-        choices=("samples", "equal"),
+    update_weights: str = choice(
+        "weights of the clients in the mean of updates", "samples", "equal"
     )
-    averaging: str = setting(
-        "holders",
+    averaging: str = choice(
         "criterion client-random: mean over clients that hold a weight, or zeros for the rest",
-        choices=("holders", "zeros"),
+        "holders",
+        "zeros",
     )
     seed: int = setting(0, "seed of every random choice of the run", le=MAX_SEED)
     evaluate_every: int = setting(
@@ -160,9 +146,7 @@ class RunSettings:
     )
     evaluate_last: int = setting(0, "all clients also test after each of the last N rounds")
     target_accuracy: float = setting(
-        0.0,
-        "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target",
-        le=1.0,
+        0.0, "end the run when the pooled accuracy reaches X, between 0 and 1; 0: no target", le=1.0
     )
     patience: int = setting(
         0, "end the run after N evaluations by all clients without improvement; 0: never"
@@ -170,10 +154,10 @@ class RunSettings:
     personalize_epochs: int = setting(
         0, "epochs that each client trains its personal model at the end; 0: no personal models"
     )
-    personalize_lr: str = setting(
-        "continue",
+    personalize_lr: str = choice(
         "learning rate of personal models; continue: the next round's; restart: the first round's",
-        choices=("continue", "restart"),
+        "continue",
+        "restart",
     )
     reproducible: bool = setting(
         False, "wait for every selected client; the same seed then gives the same model"
@@ -184,36 +168,32 @@ class RunSettings:
     no_progress_s: float = setting(
         60.0, "seconds without a byte after which a transfer is aborted", positive=True
     )
-    scores: str = setting(
-        "compact",
-        "encoding of scores; compact: about 3 bits each; exact: float32",
-        choices=("compact", "exact"),
+    scores: str = choice(
+        "encoding of scores; compact: about 3 bits each; exact: float32", "compact", "exact"
     )
-    value_type: str = setting(
-        "float32", "encoding of values; float32 is exact, the others are lossy", choices=VALUE_TYPES
+    value_type: str = choice(
+        "encoding of values; float32 is exact, the others are lossy", *VALUE_TYPES
     )
     grid_bits: int = setting(16, "value type grid: changes are multiples of 2^-N", ge=1, le=40)
-    rounding: str = setting(
-        "stochastic", "rounding of lossy value types", choices=("stochastic", "nearest")
-    )
+    rounding: str = choice("rounding of lossy value types", "stochastic", "nearest")
     error_feedback: bool = setting(
         True, "lossy value types: add the rounding error of an update to the next one"
     )
     max_samples: int = setting(
         0, "largest number of training samples a client may claim; 0: no limit"
     )
-    samples_over_max: str = setting(
-        "refuse",
+    samples_over_max: str = choice(
         "a client that claims more is refused, or weighed as if it had --max-samples",
-        choices=("refuse", "clip"),
+        "refuse",
+        "clip",
     )
     max_update_norm: float = setting(
         0.0, "largest L2 norm of an update; larger updates are scaled down; 0: no limit"
     )
-    score_outliers: str = setting(
-        "exclude",
+    score_outliers: str = choice(
         "a client with scores a million times the median is excluded from the mean, or kept",
-        choices=("exclude", "keep"),
+        "exclude",
+        "keep",
     )
 
     def validate(self) -> None:
@@ -230,30 +210,24 @@ class RunSettings:
         self._validate_mask()
         if not 0 <= self.momentum < 1:
             raise SettingsError(f"--momentum must be at least 0 and below 1, got {self.momentum}")
-        if self.clients and self.clients < self.min_clients:
-            raise SettingsError(
-                f"--clients {self.clients} is below --min-clients {self.min_clients}: "
-                "the run could never start"
-            )
-        if self.clients_per_round and self.clients_per_round < self.min_clients:
-            raise SettingsError(
-                f"--clients-per-round {self.clients_per_round} is below "
-                f"--min-clients {self.min_clients}: no round could count"
-            )
-        if self.clients and self.clients < self.scoring_quorum:
-            raise SettingsError(
-                f"--clients {self.clients} is below --scoring-quorum {self.scoring_quorum}: "
-                "no mask could count"
-            )
+        for name, least, why in (
+            ("clients", "min_clients", "the run could never start"),
+            ("clients_per_round", "min_clients", "no round could count"),
+            ("clients", "scoring_quorum", "no mask could count"),
+        ):
+            given, needed = getattr(self, name), getattr(self, least)
+            if 0 < given < needed:
+                raise SettingsError(
+                    f"{_flag(name)} {given} is below {_flag(least)} {needed}: {why}"
+                )
         if self.reproducible and not self.clients:
             raise SettingsError("--reproducible needs --clients N: a fixed set of clients")
         if self.client_fraction and self.clients_per_round:
             raise SettingsError(
                 "--client-fraction and --clients-per-round set the same thing: give one of them"
             )
-        if (self.target_accuracy or self.patience) and not (
-            self.evaluate_every or self.evaluate_last
-        ):
+        tested = self.evaluate_every or self.evaluate_last
+        if (self.target_accuracy or self.patience) and not tested:
             raise SettingsError(
                 "--target-accuracy and --patience need evaluations: set --evaluate-every"
             )
@@ -261,13 +235,9 @@ class RunSettings:
     @property
     def refreshes(self) -> bool:
         """True if the mask may be refreshed without an operator's command."""
-        return bool(
-            self.refresh_rounds
-            or self.refresh_every
-            or self.refresh_on_new_labels
-            or self.refresh_on_loss_jump
-            or self.sparsity_schedule
-        )
+        on_change = self.refresh_on_new_labels or self.refresh_on_loss_jump
+        planned = self.refresh_rounds or self.refresh_every or self.sparsity_schedule
+        return bool(on_change or planned)
 
     def _flag_of(self, message: str) -> str:
         if message.startswith("sparsity-schedule"):

@@ -14,10 +14,8 @@ from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.evaluate import Evaluation, evaluate
 from ssfl.learning.flatten import read_vector, write_vector
-from ssfl.learning.masked_training import train_locally
-from ssfl.learning.personalize import personal_settings
+from ssfl.learning.masked_training import LocalResult, personal_settings, train_locally
 from ssfl.learning.stacked.clients import GROUP, Client, StackedClients, Vector
-from ssfl.learning.trained import LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -78,12 +76,12 @@ def one_by_one(
     for (client_id, shard), mask, base in zip(clients, masks, bases, strict=True):
         write_vector(model, manifest, mask.scatter(base))
         before = evaluate(model, image_task, shard)
-        report = train_locally(
+        mean_loss = train_locally(
             model, manifest, mask, image_task, shard, settings, round_number, client_id
         )
         after = evaluate(model, image_task, shard)
         values = mask.gather(read_vector(model, manifest))
-        results.append(LocalResult(values, report.mean_loss, before, after))
+        results.append(LocalResult(values, mean_loss, before, after))
     return results
 
 

@@ -14,7 +14,7 @@ from ssfl.learning import image_task, table_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.load_task import load_task
 from ssfl.learning.models import build_model
-from ssfl.learning.stacked.clients import StackedClients
+from ssfl.learning.stacked import trial
 from ssfl.learning.stacked.trial import MAX_SIZE
 from ssfl.learning.task import Task
 
@@ -23,7 +23,7 @@ DESCRIBED = {"input_shape": list(SHAPE), "num_classes": 4}
 
 
 def should_stack(model: nn.Module, task: Task | ModuleType = image_task) -> bool:
-    return StackedClients.should_stack(model, manifest_of(model, DESCRIBED), task)
+    return trial.should_stack(model, manifest_of(model, DESCRIBED), task)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_classes_are_stacked_and_numbers_are_not() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
     assert should_stack(model, table_task)
     numbers = manifest_of(model, DESCRIBED | {"num_classes": 0})
-    assert not StackedClients.should_stack(model, numbers, load_task("table"))
-    assert not StackedClients.should_stack(model, manifest_of(model, {}), load_task("image"))
+    assert not trial.should_stack(model, numbers, load_task("table"))
+    assert not trial.should_stack(model, manifest_of(model, {}), load_task("image"))
 
 
 class OwnWeights(nn.Module):
@@ -164,6 +164,7 @@ from ssfl.learning.describe import manifest_of
 from ssfl.learning.load_task import load_task
 from ssfl.learning.models import build_model
 from ssfl.learning.stacked.clients import StackedClients
+from ssfl.learning.stacked.trial import should_stack
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
@@ -171,7 +172,7 @@ from ssfl.method.settings import RunSettings
 model = build_model("cnn-small", (1, 8, 8), 4)
 manifest = manifest_of(model, {"input_shape": [1, 8, 8], "num_classes": 4})
 x, y = np.zeros((4, 1, 8, 8), np.float32), np.arange(4)
-assert StackedClients.should_stack(model, manifest, load_task("image"))
+assert should_stack(model, manifest, load_task("image"))
 mask = Mask.full(manifest.num_masked)
 StackedClients(model, manifest, RunSettings()).train(
     [("a", Shard(x, y, x, y, 4))], [mask], [initial_vector(manifest, 0)], 0

@@ -51,7 +51,7 @@ class KeptRun(SimulatedFederation):
         self, client: SimulatedClient, model: ModelState, result: ClientResult, step: Step
     ) -> None:
         if result.coded is not None:
-            values = self._decode(result, model, step)
+            values, _, _ = self._decoded(client.name, model, result.coded, step)
             part = self._spool.part(step.number, client.name, result.coded.payload.digest)
             part.path.write_bytes(values_only.encode(values))
             self._spool.keep(part, part.values)

@@ -13,12 +13,9 @@ defaults of the flags of `ssfl-coordinator`.
 
 from ssfl.api.data import Shards, cut, digits, read_shards
 from ssfl.api.errors import RunError
-from ssfl.api.found_mask import FoundMask, find_mask
-from ssfl.api.history import RunHistory
-from ssfl.api.layers import Layers
+from ssfl.api.history import Layers, RunHistory, Traffic
 from ssfl.api.runs import load_model, read_run
-from ssfl.api.simulation import Simulated, simulate
-from ssfl.api.traffic import Traffic
+from ssfl.api.simulation import FoundMask, Simulated, find_mask, simulate
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.shards.shard_file import Shard
 

@@ -32,15 +32,6 @@ def flags_as_keywords() -> Iterator[None]:
     try:
         yield
     except (DataError, LearningError, MethodError, Refusal) as error:
-        error.args = (replace_flags(str(error)),)
+        text = re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+        error.args = (text,)
         raise
-
-
-def replace_flags(text: str) -> str:
-    """Return a message with keywords instead of flags.
-
-    Examples:
-        >>> replace_flags("try a smaller --learning-rate")
-        'try a smaller learning_rate'
-    """
-    return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)

@@ -1,17 +1,94 @@
 """The history of a run as arrays, from the document that the coordinator writes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ssfl.api.layers import Layers
-from ssfl.api.traffic import Traffic
+from ssfl.server.accounting.ledger import ONE_OFF
 
 Doubles = npt.NDArray[np.float64]
+Row = Mapping[str, Any]  # of a ledger
 NAN = float("nan")
+_MEGA = 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """The masked tensors, in the model's order.
+
+    Attributes:
+        names: as in the model's `state_dict`
+        kept: number of weights that the mask keeps
+        size: number of weights
+
+    Examples:
+        >>> layers = Layers.of({"conv.weight": (30, 40), "linear.weight": (10, 100)})
+        >>> layers.names, layers.density.tolist()
+        (('conv.weight', 'linear.weight'), [0.75, 0.1])
+    """
+
+    names: tuple[str, ...]
+    kept: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+    @property
+    def density(self) -> npt.NDArray[np.float64]:
+        """The share of kept weights."""
+        return self.kept / self.size
+
+    @classmethod
+    def of(cls, counts: Mapping[str, tuple[int, int]]) -> "Layers":
+        """Return the layers for pairs (kept, size) by name."""
+        table = np.array(list(counts.values()), dtype=np.int64).reshape(-1, 2)
+        return cls(tuple(counts), table[:, 0], table[:, 1])
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Megabytes of all clients together. Arrays have one entry per round; nan means not counted.
+
+    Attributes:
+        up: to the coordinator, from the start of the run to the end of each round
+        down: to the clients, from the start of the run to the end of each round
+        up_per_round: to the coordinator in each round and in an evaluation right before it,
+            without one-off bytes
+        down_per_round: the same, to the clients
+        one_off: initial weights, scores and mask, both directions
+        total_up: to the coordinator in the whole run, with the last evaluation
+        total_down: to the clients in the whole run, with the final model
+    """
+
+    up: Doubles
+    down: Doubles
+    up_per_round: Doubles
+    down_per_round: Doubles
+    one_off: float
+    total_up: float
+    total_down: float
+
+    @classmethod
+    def of(cls, rounds: Sequence[Iterable[Row]], end: Iterable[Row], column: str) -> "Traffic":
+        """Return the sums of a ledger column, from the ledgers after each round and at the end."""
+        states = [list(rows) for rows in (*rounds, end)]
+
+        def so_far(direction: str, phases: tuple[str, ...] = ()) -> Doubles:
+            sums = [_sum(rows, direction, phases, column) for rows in states]
+            return np.array(sums, dtype=np.float64) / _MEGA
+
+        up, down = so_far("up"), so_far("down")
+        once_up, once_down = so_far("up", ONE_OFF), so_far("down", ONE_OFF)
+        return cls(
+            up[:-1],
+            down[:-1],
+            np.diff((up - once_up)[:-1], prepend=0.0),
+            np.diff((down - once_down)[:-1], prepend=0.0),
+            float(once_up[-1] + once_down[-1]),
+            float(up[-1]),
+            float(down[-1]),
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -82,7 +159,7 @@ class RunHistory:
         """Return the arrays of a history document."""
         entries = document["rounds"]
         tests = _tests(document)
-        after = [tests.get(entry["round"] + 1, {}) for entry in entries]
+        first, after = [tests.get(0, {})], [tests.get(entry["round"] + 1, {}) for entry in entries]
         names = sorted({name for test in tests.values() for name in test["metrics"]})
         ledgers, end = [entry["ledger"] for entry in entries], document["ledger"]
         mask = document.get("mask", {"layers": {}})
@@ -102,8 +179,8 @@ class RunHistory:
             metrics={
                 name: _column([test.get("metrics", {}) for test in after], name) for name in names
             },
-            initial_accuracy=_number(tests.get(0, {}).get("pooled")),
-            initial_loss=_number(tests.get(0, {}).get("loss")),
+            initial_accuracy=float(_column(first, "pooled")[0]),
+            initial_loss=float(_column(first, "loss")[0]),
             messages=Traffic.of(ledgers, end, "message_bytes"),
             payloads=Traffic.of(ledgers, end, "payload_bytes"),
             clients=_clients(document),
@@ -138,9 +215,9 @@ def _clients(document: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         "num_samples": counts,
         "share": counts / max(1, int(counts.sum())),
         "rounds": np.array(list(times.values()), dtype=np.int64),
-        "training_loss": _row(losses, samples),
-        "accuracy": _row(accuracy, samples),
-        "personal": _row(personal, samples),
+        "training_loss": _doubles(map(losses.get, samples)),
+        "accuracy": _doubles(map(accuracy.get, samples)),
+        "personal": _doubles(map(personal.get, samples)),
     }
 
 
@@ -149,13 +226,19 @@ def _share(evaluation: Mapping[str, Any]) -> float | None:
     return None if correct is None or not total else correct / total
 
 
-def _row(found: Mapping[str, float | None], clients: Iterable[str]) -> Doubles:
-    return np.array([_number(found.get(client)) for client in clients], dtype=np.float64)
-
-
 def _column(entries: Iterable[Mapping[str, Any]], name: str) -> Doubles:
-    return np.array([_number(entry.get(name)) for entry in entries], dtype=np.float64)
+    return _doubles(entry.get(name) for entry in entries)
 
 
-def _number(value: float | None) -> float:
-    return NAN if value is None else float(value)
+def _doubles(values: Iterable[float | None]) -> Doubles:
+    """Return an array of numbers; None becomes nan."""
+    numbers = [NAN if value is None else float(value) for value in values]
+    return np.array(numbers, dtype=np.float64)
+
+
+def _sum(rows: list[Row], direction: str, phases: tuple[str, ...], column: str) -> float:
+    """Return the bytes of `phases`, or of all phases if empty; nan if they were not counted."""
+    if not rows or any(row[column] is None for row in rows):
+        return NAN
+    chosen = (row for row in rows if row["direction"] == direction)
+    return float(sum(row[column] for row in chosen if not phases or row["phase"] in phases))

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +17,20 @@ from ssfl.tools.model.network import HISTORY, build_network, shard_of_zeros, tas
 def read_run(folder: str | Path) -> RunHistory:
     """Return the history of a run, from `runs/<run>`, its `coordinator` folder or `history.json`.
 
-    Raises RunError if there is no history. The coordinator writes it when the run ends.
+    Raises RunError if there is no history or a damaged one. The coordinator writes it at the end.
     """
     path = _find(Path(folder))
     if path is None:
         raise RunError(f"{folder} has no {HISTORY}{_hint(Path(folder))}")
-    return RunHistory.of(_document(path))
+    try:
+        document = json.loads(path.read_bytes())
+        if document["format"] != 1:
+            raise RunError(f"{path} is in format {document['format']}; this program reads 1")
+        return RunHistory.of(document)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path} is not the history of a run: {type(error).__name__}: {error}"
+        ) from error
 
 
 def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
@@ -62,18 +69,3 @@ def _hint(folder: Path) -> str:
         more = f" … ({len(runs)} in all)" if len(runs) > 5 else ""
         return f"; its subfolders with a run are {', '.join(runs[:5])}{more}"
     return ": the results of a run are in runs/<run>/coordinator after it has ended"
-
-
-def _document(path: Path) -> dict[str, Any]:
-    """Return a history document; raise RunError if a part of it is missing or damaged."""
-    try:
-        document = json.loads(path.read_bytes())
-        if document["format"] != 1:
-            raise RunError(f"{path} is in format {document['format']}; this program reads 1")
-        RunHistory.of(document)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{path} is not the history of a run: {type(error).__name__}: {error}"
-        ) from error
-    assert isinstance(document, dict)
-    return document

@@ -1,11 +1,9 @@
 """The paper's claims as experiments: runs, conclusions and charts for each."""
 
 from ssfl.experiments.contract import Experiment
-from ssfl.experiments.controls import LAYERS, STRUCTURE
+from ssfl.experiments.methods import CONVERGENCE, LAYERS, SPARSITY, STRUCTURE
 from ssfl.experiments.newcomers import NEWCOMERS
-from ssfl.experiments.others import CLIENTS, MASK_ERROR, PARTITIONS, WARM_UP
-from ssfl.experiments.profiles import PROFILES
-from ssfl.experiments.sparsity import CONVERGENCE, SPARSITY
+from ssfl.experiments.others import CLIENTS, MASK_ERROR, PARTITIONS, PROFILES, WARM_UP
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 

@@ -24,23 +24,16 @@ class Runs:
         """Return a measure of a configuration, one number per seed."""
         return list(by_seed(self._results, name, measure).values())
 
-    def by_seed(self, name: str, measure: str = MEAN) -> dict[int, float]:
-        return by_seed(self._results, name, measure)
-
     def documents(self, name: str) -> list[dict[str, Any]]:
         """Return the histories of a configuration, one per seed."""
         return [run.document for run in self._by_name[name]]
 
     def difference(
-        self,
-        label: str,
-        ours: str,
-        theirs: str,
-        bar: float | None = None,
-        measure: str = MEAN,
+        self, label: str, ours: str, theirs: str, bar: float | None = None, measure: str = MEAN
     ) -> dict[str, Any]:
         """Return a paired difference of shares as a row; `bar` is the required minimum."""
-        return difference(label, self.by_seed(ours, measure), self.by_seed(theirs, measure), bar)
+        first, second = (by_seed(self._results, name, measure) for name in (ours, theirs))
+        return difference(label, first, second, bar)
 
 
 def difference(
@@ -68,7 +61,5 @@ class Experiment:
     title: str
     claim: str  # with the numbers of the paper
     specs: Callable[[Recipe], Iterable[RunSpec]]
-    conclude: Callable[
-        [Recipe, Runs], Result
-    ]  # with `rows` of differences and sentences in `found`
+    conclude: Callable[[Recipe, Runs], Result]  # `rows` of differences, sentences in `found`
     draw: Callable[[Result, Path], None]

@@ -5,24 +5,23 @@ them are among the ten clients of each round, so that old and new classes are al
 `refresh` the mask is refreshed once, when they join.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
-from ssfl.experiments.recipe import DENSE, Recipe, percent
+from ssfl.experiments.recipe import DENSE, Recipe
 from ssfl.program.settings.loading import Setting
-from ssfl.study.charts import ood_picture
+from ssfl.study.charts.runs import ood_picture
+from ssfl.study.charts.style import sparsity_text
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")
 MIN_NEW = {"0.5": 0.78, "0.95": 0.65}
 MAX_LOST = 0.04  # accuracy on the old classes since the newcomers joined
 LAST = 10
-OURS: Mapping[str, Setting] = {
-    "momentum": 0.5,
-    "clip_norm": 10.0,
-}  # training settings of profile `ours`
+OURS: Mapping[str, Setting] = {"momentum": 0.5, "clip_norm": 10.0}  # training of profile `ours`
 
 
 def _rounds(recipe: Recipe) -> int:
@@ -51,27 +50,31 @@ def specs(recipe: Recipe) -> Iterable[RunSpec]:
 def conclude(recipe: Recipe, runs: Runs) -> Result:
     panels, rows, found, replaced = {}, [], [], {}
     for sparsity in SPARSITIES:
+        text = sparsity_text(sparsity)
         kept = _groups(runs.documents(f"newcomers, kept mask {sparsity}"))
         new = _groups(runs.documents(f"newcomers, new mask {sparsity}"))
-        effect = difference(
-            f"new classes: new mask − kept mask, {percent(sparsity)}",
-            _last(recipe, new, "new"), _last(recipe, kept, "new"),
-        )  # fmt: skip
-        old_effect = difference(
-            f"old classes: new mask − kept mask, {percent(sparsity)}",
-            _last(recipe, new, "old"), _last(recipe, kept, "old"),
-        )  # fmt: skip
-        panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effect["values"]}
-        rows += [effect, old_effect, *_bars(recipe, sparsity, new, "new mask")]
+        ends, kept_ends = _ends(recipe, new), _ends(recipe, kept)
+        effects = [
+            difference(
+                f"{group} classes: new mask − kept mask, {text}", ends[group], kept_ends[group]
+            )
+            for group in ("new", "old")
+        ]
+        panels[sparsity] = {"refresh": new, "no refresh": kept, "difference": effects[0]["values"]}
+        rows += effects
         if sparsity in MIN_NEW:
+            rows += _bars(sparsity, ends, "new mask")
             ours = _groups(runs.documents(f"newcomers, ours {sparsity}"))
-            rows += _bars(recipe, sparsity, ours, "new mask, trained as ours")
+            rows += _bars(sparsity, _ends(recipe, ours), "new mask, trained as ours")
         masks = [run["masks"] for run in runs.documents(f"newcomers, new mask {sparsity}")]
         replaced[sparsity] = [entries[-1]["renewed"]["replaced"] for entries in masks]
-        found.append(_sentence(recipe, sparsity, new, kept))
-    dense = _groups(runs.documents("newcomers, dense"))
-    nothing = dict.fromkeys(recipe.seeds, 0.0)
-    rows.append(difference("new classes reach, dense", _last(recipe, dense, "new"), nothing))
+        found.append(
+            f"At {text} the new classes reach {_mean(ends['new'])} % with a new mask and "
+            f"{_mean(kept_ends['new'])} % with the old one; the old classes go from "
+            f"{_mean(ends['before'])} to {_mean(ends['old'])} %."
+        )
+    dense = _ends(recipe, _groups(runs.documents("newcomers, dense")))["new"]
+    rows.append(difference("new classes reach, dense", dense, dict.fromkeys(dense, 0.0)))
     return {
         "accuracy": "accuracy of the global model, pooled",
         "arrival": _arrival(recipe),
@@ -87,7 +90,9 @@ def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
     rounds = [test["rounds_done"] for test in documents[0]["evaluations"]]
     found: dict[str, Any] = {"rounds": rounds, "new": [], "old": []}
     for document in documents:
-        late = set(document["clients"]) - set(_first_cohort(document))
+        # All clients of the start tested the first model.
+        first = {row["client"] for row in document["evaluations"][0]["clients"]}
+        late = set(document["clients"]) - first
         for group in ("new", "old"):
             curve = [
                 _pooled(test["clients"], late, wanted=group == "new")
@@ -97,64 +102,41 @@ def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _first_cohort(document: dict[str, Any]) -> list[str]:
-    """Return the clients of the start; all of them tested the first model."""
-    return [row["client"] for row in document["evaluations"][0]["clients"]]
-
-
 def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> float | None:
     tests = [row["evaluation"] for row in clients if (row["client"] in late) == wanted]
     total = sum(test["total"] for test in tests)
     return sum(test["correct"] for test in tests) / total if total else None
 
 
-def _last(recipe: Recipe, curves: dict[str, Any], group: str) -> dict[int, float]:
-    """Return the mean of the last ten rounds by seed, or of fewer since the newcomers joined."""
-    after = max(_rounds(recipe) - LAST, _arrival(recipe))
-    places = [i for i, number in enumerate(curves["rounds"]) if number > after]
-    return {
-        seed: sum(curve[i] for i in places) / len(places)
-        for seed, curve in zip(recipe.seeds, curves[group], strict=True)
-    }
+def _ends(recipe: Recipe, curves: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Return the mean accuracies of each seed on the new and old classes.
+
+    `new` and `old` are means of the last ten rounds, or of fewer since the newcomers joined.
+    `before` is the mean on the old classes in the ten rounds before.
+    """
+    arrival, found = _arrival(recipe), {}
+    end = (max(_rounds(recipe) - LAST, arrival), math.inf)
+    spans = {"new": end, "old": end, "before": (arrival - LAST, arrival)}
+    for name, (first, last) in spans.items():
+        places = [i for i, number in enumerate(curves["rounds"]) if first < number <= last]
+        found[name] = {
+            seed: sum(curve[i] for i in places) / len(places)
+            for seed, curve in zip(recipe.seeds, curves.get(name, curves["old"]), strict=True)
+        }
+    return found
 
 
-def _before(recipe: Recipe, curves: dict[str, Any]) -> dict[int, float]:
-    """Return the accuracy on the old classes in the ten rounds before the arrival, by seed."""
-    arrival = _arrival(recipe)
-    places = [i for i, n in enumerate(curves["rounds"]) if arrival - LAST < n <= arrival]
-    return {
-        seed: sum(curve[i] for i in places) / len(places)
-        for seed, curve in zip(recipe.seeds, curves["old"], strict=True)
-    }
-
-
-def _bars(recipe: Recipe, sparsity: str, new: dict[str, Any], how: str) -> list[dict[str, Any]]:
-    if sparsity not in MIN_NEW:
-        return []
-    nothing = dict.fromkeys(recipe.seeds, 0.0)
-    text = percent(sparsity)
+def _bars(sparsity: str, ends: dict[str, dict[int, float]], how: str) -> list[dict[str, Any]]:
+    new, old, before = ends["new"], ends["old"], ends["before"]
+    what, nothing = f"{sparsity_text(sparsity)}, {how}", dict.fromkeys(new, 0.0)
     return [
-        difference(
-            f"new classes reach, {text}, {how}", _last(recipe, new, "new"), nothing,
-            MIN_NEW[sparsity],
-        ),
-        difference(
-            f"old classes: end − before, {text}, {how}", _last(recipe, new, "old"),
-            _before(recipe, new), -MAX_LOST,
-        ),
-    ]  # fmt: skip
+        difference(f"new classes reach, {what}", new, nothing, MIN_NEW[sparsity]),
+        difference(f"old classes: end − before, {what}", old, before, -MAX_LOST),
+    ]
 
 
-def _sentence(recipe: Recipe, sparsity: str, new: dict[str, Any], kept: dict[str, Any]) -> str:
-    def mean(values: dict[int, float]) -> str:
-        return f"{100 * sum(values.values()) / len(values):.1f}"
-
-    refreshed, before = mean(_last(recipe, new, "new")), mean(_before(recipe, new))
-    return (
-        f"At {percent(sparsity)} the new classes reach {refreshed} % with a new mask and "
-        f"{mean(_last(recipe, kept, 'new'))} % with the old one; the old classes go from "
-        f"{before} to {mean(_last(recipe, new, 'old'))} %."
-    )
+def _mean(values: dict[int, float]) -> str:
+    return f"{100 * sum(values.values()) / len(values):.1f}"
 
 
 NEWCOMERS = Experiment(

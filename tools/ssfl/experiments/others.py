@@ -3,24 +3,18 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.experiments.contract import Experiment, Result, Runs, difference
-from ssfl.experiments.recipe import ACCURACY, DENSE, PERSONAL, Recipe, percent
+from ssfl.experiments.recipe import ACCURACY, PERSONAL, Recipe
+from ssfl.learning.device import client_torch_settings
 from ssfl.program.settings.loading import Setting
-from ssfl.study.charts import (
-    client_accuracy_picture,
-    differences_picture,
-    mask_error_picture,
-    partition_picture,
-)
+from ssfl.study.charts.accuracy import differences_picture, partition_picture
+from ssfl.study.charts.masks import mask_error_picture
+from ssfl.study.charts.runs import client_accuracy_picture
+from ssfl.study.charts.style import sparsity_text
 from ssfl.study.mask_error import FULL_GRADIENT, MEAN_OF_SCORES, mask_error
 from ssfl.study.sweep import RunSpec
 
 WARM_SPARSITIES = ("0.5", "0.8", "0.95")
-
-
-def no_runs(_recipe: Recipe) -> Iterable[RunSpec]:
-    return ()
 
 
 def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
@@ -35,22 +29,15 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
             errors = dict(zip(recipe.seeds, curve["errors"], strict=True))
             half = {seed: values[first] / 2 for seed, values in errors.items()}
             at_100 = {seed: values[hundred] for seed, values in errors.items()}
-            rows.append(
-                difference(
-                    f"half the error at 1 − error at 100, {percent(sparsity)}, {oracle}",
-                    half, at_100, 0.0,
-                )
-            )  # fmt: skip
             last = {seed: values[-1] for seed, values in errors.items()}
-            rows.append(
-                difference(
-                    f"error at 100 − error at {numbers[-1]}, {percent(sparsity)}, {oracle}",
-                    at_100, last,
-                )
-            )  # fmt: skip
+            where = f"{sparsity_text(sparsity)}, {oracle}"
+            rows += [
+                difference(f"half the error at 1 − error at 100, {where}", half, at_100, 0.0),
+                difference(f"error at 100 − error at {numbers[-1]}, {where}", at_100, last),
+            ]
             found.append(
-                f"{oracle}, {percent(sparsity)}: {curve['mean'][first]:.3f} with 1 minibatch, "
-                f"{curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
+                f"{oracle}, {sparsity_text(sparsity)}: {curve['mean'][first]:.3f} with 1 "
+                f"minibatch, {curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
                 f"{numbers[-1]}; flat from {curve['flat_at']} on"
             )
     return {**result, "rows": rows, "found": found}
@@ -61,22 +48,22 @@ MASK_ERROR = Experiment(
     "How many minibatches find the mask",
     "The error against the mask of the full data falls about exponentially with the number of "
     "minibatches and is flat after 80 to 100.",
-    no_runs,
+    lambda _recipe: (),
     conclude_mask_error,
     mask_error_picture,
 )
 
 
 def warm_specs(recipe: Recipe) -> Iterable[RunSpec]:
+    yield from recipe.methods(f"ssfl {sparsity}" for sparsity in WARM_SPARSITIES)
     for sparsity in WARM_SPARSITIES:
-        yield from recipe.specs(f"ssfl {sparsity}", {"sparsity": sparsity})
         warm: dict[str, Setting] = {"sparsity": sparsity, "warmup_rounds": recipe.rounds // 5}
         yield from recipe.specs(f"warm-up {sparsity}", warm)
 
 
 def conclude_warm(recipe: Recipe, runs: Runs) -> Result:
     rows = [
-        runs.difference(f"warm-up − SSFL, {percent(s)}", f"warm-up {s}", f"ssfl {s}")
+        runs.difference(f"warm-up − SSFL, {sparsity_text(s)}", f"warm-up {s}", f"ssfl {s}")
         for s in WARM_SPARSITIES
     ]
     ratios = {
@@ -85,7 +72,7 @@ def conclude_warm(recipe: Recipe, runs: Runs) -> Result:
     }
     found = [
         f"A warm-up of {recipe.rounds // 5} dense rounds of {recipe.rounds} takes {ratio:.2f} "
-        f"times the bytes at {percent(sparsity)}."
+        f"times the bytes at {sparsity_text(sparsity)}."
         for sparsity, ratio in ratios.items()
     ]
     return {"accuracy": ACCURACY, "bytes_ratio": ratios, "rows": rows, "found": found}
@@ -101,23 +88,21 @@ WARM_UP = Experiment(
     differences_picture,
 )
 
-PARTITIONED: dict[str, tuple[str, Mapping[str, Setting]]] = {
-    "dense": ("dense", DENSE),
-    "SSFL, 50 %": ("ssfl 0.5", {"sparsity": "0.5"}),
-    "SSFL, 95 %": ("ssfl 0.95", {"sparsity": "0.95"}),
-    "shuffled, 95 %": ("shuffled 0.95", {"sparsity": "0.95", "criterion": "shuffled"}),
+PARTITIONED = {
+    "dense": "dense",
+    "SSFL, 50 %": "ssfl 0.5",
+    "SSFL, 95 %": "ssfl 0.95",
+    "shuffled, 95 %": "shuffled 0.95",
 }
 
 
 def partition_specs(recipe: Recipe) -> Iterable[RunSpec]:
+    yield from recipe.methods(PARTITIONED.values())
     pathological = replace(recipe.data, partition="classes", classes_per_client=2)
-    for name, settings in PARTITIONED.values():
-        yield from recipe.specs(name, settings)
-        yield from recipe.specs(f"2 classes, {name}", settings, pathological)
+    yield from recipe.methods(PARTITIONED.values(), pathological, "2 classes, ")
 
 
 def conclude_partitions(recipe: Recipe, runs: Runs) -> Result:
-    dirichlet = f"Dirichlet {recipe.data.alpha:g}"
     rows = [
         runs.difference(
             f"2 classes each: SSFL − dense, {text}", f"2 classes, ssfl {sparsity}",
@@ -136,10 +121,11 @@ def conclude_partitions(recipe: Recipe, runs: Runs) -> Result:
         ),
     ]  # fmt: skip
     groups = {
-        dirichlet: {label: runs.values(name) for label, (name, _) in PARTITIONED.items()},
-        "2 classes per client": {
-            label: runs.values(f"2 classes, {name}") for label, (name, _) in PARTITIONED.items()
-        },
+        group: {label: runs.values(prefix + name) for label, name in PARTITIONED.items()}
+        for group, prefix in (
+            (f"Dirichlet {recipe.data.alpha:g}", ""),
+            ("2 classes per client", "2 classes, "),
+        )
     }
     return {"accuracy": ACCURACY, "groups": groups, "rows": rows}
 
@@ -157,21 +143,14 @@ PARTITIONS = Experiment(
 
 def client_specs(recipe: Recipe) -> Iterable[RunSpec]:
     unequal = replace(recipe.data, partition="dirichlet-unbalanced")
-    yield from recipe.specs("unequal clients, ssfl 0.5", {"sparsity": "0.5"}, unequal)
+    return recipe.methods(["ssfl 0.5"], unequal, "unequal clients, ")
 
 
 def conclude_clients(recipe: Recipe, runs: Runs) -> Result:
     documents = runs.documents("unequal clients, ssfl 0.5")
     rows_of = [document["personal"]["clients"] for document in documents]
-    clients = [
-        {
-            "name": row["client"],
-            "samples": row["num_samples"],
-            "global": row["global"],
-            "personal": row["personal"],
-        }
-        for row in rows_of[0]
-    ]
+    drawn = {"client": "name", "num_samples": "samples", "global": "global", "personal": "personal"}
+    clients = [{name: row[key] for key, name in drawn.items()} for row in rows_of[0]]
     gain, best, worst = {}, {}, {}
     for seed, rows in zip(recipe.seeds, rows_of, strict=True):
         tested = [row for row in rows if row["personal"] is not None]
@@ -198,4 +177,55 @@ CLIENTS = Experiment(
     client_specs,
     conclude_clients,
     client_accuracy_picture,
+)
+
+# Changes to each profile for the 50 rounds of the recipe: the learning rate falls as far as over
+# the rounds of the profile (0.998^500, 0.998^999). Profile `ours` keeps its decay.
+SCALED: dict[str, Mapping[str, Setting]] = {
+    "paper": {"lr_decay": 0.98},
+    "released": {"lr_decay": 0.961},
+    "ours": {},
+    "ours, the paper's decay": {"lr_decay": 0.98},
+}
+
+
+def profile_specs(recipe: Recipe) -> Iterable[RunSpec]:
+    plain = {name: value for name, value in recipe.settings.items() if name != "lr_decay"}
+    scaled = Recipe(recipe.data, plain, recipe.seeds)
+    for profile, settings in SCALED.items():
+        own: dict[str, Setting] = {
+            "profile": profile.partition(",")[0], "sparsity": "0.95",
+            "client_fraction": recipe.settings.get("client_fraction", 0.1), **settings,
+        }  # fmt: skip
+        yield from scaled.specs(f"profile {profile}", own)
+
+
+def conclude_profiles(_recipe: Recipe, runs: Runs) -> Result:
+    groups = {
+        "global model": {name: runs.values(f"profile {name}") for name in SCALED},
+        "own models": {name: runs.values(f"profile {name}", PERSONAL) for name in SCALED},
+    }
+    return {
+        "accuracy": ACCURACY,
+        "groups": groups,
+        "bytes": {name: runs.values(f"profile {name}", "bytes")[0] for name in SCALED},
+        "rows": [
+            runs.difference("ours − paper, 95 %", "profile ours", "profile paper", 0.01),
+            runs.difference(
+                "ours at the paper's decay − paper, 95 %",
+                "profile ours, the paper's decay",
+                "profile paper",
+            ),
+            runs.difference("released − paper, 95 %", "profile released", "profile paper"),
+        ],
+    }
+
+
+PROFILES = Experiment(
+    "profiles",
+    "The profiles paper, released and ours at 95 %",
+    "None: the paper does not compare its text with its code. Ours was chosen on validation data.",
+    profile_specs,
+    conclude_profiles,
+    partition_picture,
 )

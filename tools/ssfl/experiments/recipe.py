@@ -10,7 +10,7 @@ A single round jitters by 1 to 3 points, so accuracies are means over the last t
 one seed share data, initial weights and sampled clients, so differences are paired by seed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ssfl.program.settings.loading import Setting
@@ -32,6 +32,15 @@ SETTINGS: Mapping[str, Setting] = {
     "personalize_epochs": 1,
 }
 DENSE: Mapping[str, Setting] = {"strategy": "fedavg"}
+OWN_MASKS: Mapping[str, Setting] = {"criterion": "client-random", "personalize_epochs": 0}
+CRITERIA = ("shuffled", "random", "one-client", "magnitude", "synflow", "grasp")
+METHODS: Mapping[str, Mapping[str, Setting]] = {
+    "dense": DENSE,
+    "ssfl": {},
+    "client-random-holders": OWN_MASKS,
+    "client-random-zeros": {**OWN_MASKS, "averaging": "zeros"},
+    **{name: {"criterion": name} for name in CRITERIA},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +55,7 @@ class Recipe:
     def quick(cls, seeds: tuple[int, ...], source: str = "") -> "Recipe":
         """Return the small scale, on `source` or on the first data set of this machine."""
         found = source or first_available("fashion-mnist", "digits")
-        if (
-            found == "digits"
-        ):  # half of the few clients in a round, so that late ones are among them
+        if found == "digits":  # half of the clients in a round, so that late ones are among them
             return cls(DIGITS, {**SETTINGS, "client_fraction": 0.5}, seeds)
         return cls(replace(BENCHMARK_S, source=found), SETTINGS, seeds)
 
@@ -61,6 +68,17 @@ class Recipe:
             for seed in self.seeds
         ]
 
+    def methods(
+        self, names: Iterable[str], data: DataSpec | None = None, prefix: str = ""
+    ) -> list[RunSpec]:
+        """Return the runs of methods: `dense`, or a method and its sparsity, as in `ssfl 0.95`."""
+        specs = []
+        for name in names:
+            method, _, sparsity = name.partition(" ")
+            settings = {**METHODS[method], **({"sparsity": sparsity} if sparsity else {})}
+            specs += self.specs(prefix + name, settings, data)
+        return specs
+
     @property
     def rounds(self) -> int:
         """Rounds of a run; an experiment may change them."""
@@ -70,12 +88,3 @@ class Recipe:
     def title(self) -> str:
         """Data, clients and seeds, for the title of a chart or table."""
         return f"{self.data.source}, {self.data.clients} clients, {len(self.seeds)} seeds"
-
-
-def percent(sparsity: str) -> str:
-    """Return a sparsity in per cent.
-
-    >>> percent("0.95")
-    '95 %'
-    """
-    return f"{100 * float(sparsity):g} %"

@@ -9,23 +9,24 @@ docs/simulate.md compares the results. On a GPU clients run one after the other,
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import torch
 
-from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
+from ssfl.client.local_work import GlobalEvaluation
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.device import prepare_torch
 from ssfl.learning.evaluate import Evaluation
 from ssfl.learning.load_task import LoadedTask, load_task
+from ssfl.learning.masked_training import LocalResult
 from ssfl.learning.stacked.clients import StackedClients
-from ssfl.learning.trained import LocalResult
-from ssfl.method.mask import Mask
+from ssfl.learning.stacked.trial import should_stack
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
-from ssfl.simulator.executors import CPU, ClientExecutor, ExactExecutor, ignore
+from ssfl.simulator.executors import CPU, ClientExecutor, ExactExecutor, Job, Result, masked
 
 Shards = Mapping[ClientId, Shard]
 MIN_POOLED_WEIGHTS = 10_000  # below this, starting processes takes longer than it saves
@@ -42,7 +43,7 @@ def fast_executor(
     executor = ExactExecutor(task, shards, settings, device)
     if device != CPU:
         return executor
-    if StackedClients.should_stack(executor.model.network, executor.model.manifest, task):
+    if should_stack(executor.model.network, executor.model.manifest, task):
         return StackedExecutor(executor, shards, settings)
     executor.model.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if cores == 1 or executor.model.manifest.size < MIN_POOLED_WEIGHTS:
@@ -50,8 +51,8 @@ def fast_executor(
     return PooledExecutor(executor, task, shards, settings, cores)
 
 
-class StackedExecutor:
-    """Runs the clients of a step in one batch."""
+class StackedExecutor(ClientExecutor):
+    """Trains and tests the clients of a step in one batch; scores one client at a time."""
 
     def __init__(self, exact: ExactExecutor, shards: Shards, settings: RunSettings) -> None:
         self.model = exact.model
@@ -59,47 +60,35 @@ class StackedExecutor:
         self._shards = shards
         self._stacked = StackedClients(self.model.network, self.model.manifest, settings)
 
-    def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
-        return self._exact.score(asked)
+    def each(self, work: Callable[..., Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        return self._exact.each(work, jobs)
 
     def train(
         self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
     ) -> Iterator[LocalResult]:
-        models = [_masked(model) for _, model in seen]
-        yield from self._stacked.train(
-            self._clients([name for name, _ in seen]),
-            [mask for mask, _ in models],
-            [values for _, values in models],
-            round_number,
-        )
+        masks, bases = zip(*(masked(model) for _, model in seen), strict=True)
+        clients = self._clients([name for name, _ in seen])
+        yield from self._stacked.train(clients, masks, bases, round_number)
 
     def evaluate(
         self, clients: Sequence[ClientId], model: ModelState
     ) -> Iterator[GlobalEvaluation]:
         shards = [self._shards[name] for name in clients]
-        tested = self._stacked.evaluate(shards, *_masked(model))
-        validated = self._stacked.validate(shards, *_masked(model))
+        tested = self._stacked.evaluate(shards, *masked(model))
+        validated = self._stacked.validate(shards, *masked(model))
         yield from map(GlobalEvaluation, tested, validated)
 
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
     ) -> Iterator[tuple[Evaluation, Evaluation]]:
-        for own in self._stacked.personalize(self._clients(clients), *_masked(model), rounds_done):
+        for own in self._stacked.personalize(self._clients(clients), *masked(model), rounds_done):
             yield own.base, own.personal
-
-    def close(self) -> None:
-        """Release nothing."""
 
     def _clients(self, names: Sequence[ClientId]) -> list[tuple[str, Shard]]:
         return [(name, self._shards[name]) for name in names]
 
 
-def _masked(model: ModelState) -> tuple[Mask, Vector]:
-    assert model.mask is not None and model.values is not None
-    return model.mask, model.values
-
-
-class PooledExecutor:
+class PooledExecutor(ClientExecutor):
     """Runs the clients of a step in several processes, each on one core."""
 
     def __init__(
@@ -118,25 +107,8 @@ class PooledExecutor:
             (task.spec, dict(shards), settings),
         )
 
-    def score(self, asked: Sequence[tuple[ClientId, ScoringRequest]]) -> Iterator[Vector]:
-        return self._pool.map(_score, asked)
-
-    def train(
-        self, seen: Sequence[tuple[ClientId, ModelState]], round_number: int
-    ) -> Iterator[LocalResult]:
-        jobs = [(name, *_masked(model), round_number) for name, model in seen]
-        return self._pool.map(_train, jobs)
-
-    def evaluate(
-        self, clients: Sequence[ClientId], model: ModelState
-    ) -> Iterator[GlobalEvaluation]:
-        return self._pool.map(_evaluate, [(name, *_masked(model)) for name in clients])
-
-    def personalize(
-        self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
-    ) -> Iterator[tuple[Evaluation, Evaluation]]:
-        jobs = [(name, *_masked(model), rounds_done) for name in clients]
-        return self._pool.map(_personalize, jobs)
+    def each(self, work: Callable[..., Result], jobs: Iterable[Job]) -> Iterator[Result]:
+        return self._pool.map(partial(_run, work), jobs)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -161,21 +133,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _score(job: tuple[ClientId, ScoringRequest]) -> Vector:
-    return _WORKER[0].site(job[0]).score(job[1])
-
-
-def _train(job: tuple[ClientId, Mask, Vector, int]) -> LocalResult:
-    name, mask, values, round_number = job
-    return _WORKER[0].site(name).train(mask, values, round_number, ignore)
-
-
-def _evaluate(job: tuple[ClientId, Mask, Vector]) -> GlobalEvaluation:
-    name, mask, values = job
-    return _WORKER[0].site(name).evaluate(mask, values)
-
-
-def _personalize(job: tuple[ClientId, Mask, Vector, int]) -> tuple[Evaluation, Evaluation]:
-    name, mask, values, rounds_done = job
-    own = _WORKER[0].site(name).personalize(mask, values, rounds_done, ignore)
-    return own.base, own.personal
+def _run(work: Callable[..., Result], job: Job) -> Result:
+    return next(_WORKER[0].each(work, [job]))

@@ -7,10 +7,11 @@ from typing import Any
 from ssfl.client.coding import EncodedPayload, write_scores, write_update
 from ssfl.client.local_work import GlobalEvaluation, Vector
 from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.trained import LocalResult
+from ssfl.learning.masked_training import LocalResult
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
+from ssfl.simulator.executors import masked
 from ssfl.v1 import coordinator_pb2 as pb
 
 
@@ -51,13 +52,13 @@ class SimulatedClient:
 
     def report_update(self, task: pb.Task, trained: LocalResult, model: ModelState) -> ClientResult:
         """Return the result of TRAIN."""
-        assert model.mask is not None and model.values is not None
-        residual = self.residual if self._residual_mask == model.mask.digest else None
+        mask, values = masked(model)
+        residual = self.residual if self._residual_mask == mask.digest else None
         coded = write_update(
-            trained.values, model.values, task.train, self._settings, self.name, residual
+            trained.values, values, task.train, self._settings, self.name, residual
         )
         if coded.residual is not None:
-            self.residual, self._residual_mask = coded.residual, model.mask.digest
+            self.residual, self._residual_mask = coded.residual, mask.digest
         report = {
             "training_loss": trained.training_loss,
             "coding_error": coded.error,

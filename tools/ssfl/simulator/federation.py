@@ -11,18 +11,18 @@ messages that carry them are not simulated.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.client.coding import EncodedPayload
 from ssfl.client.local_work import ScoringRequest
 from ssfl.codec.values_only import encoded_bytes
 from ssfl.datasets.shards.shard_file import Shard, class_counts
 from ssfl.learning.load_task import LoadedTask
-from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.norm_clip import clip
@@ -44,7 +44,7 @@ from ssfl.server.uploads.decode import score_blocks, update_blocks
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck
 from ssfl.simulator.clients import ClientResult, SimulatedClient
-from ssfl.simulator.executors import ClientExecutor, ExactExecutor
+from ssfl.simulator.executors import ClientExecutor, ExactExecutor, masked
 from ssfl.v1 import transfer_pb2
 
 Vector = npt.NDArray[np.float32]
@@ -134,7 +134,8 @@ class SimulatedFederation:
         manifest = self.model.manifest
         first = next(iter(self._clients))
         if not manifest.rebuildable:
-            _check_initial(self.model.initial, first, manifest)
+            whole = Mask.full(manifest.num_masked)
+            ValueCheck(first, manifest, whole).largest(0, self.model.initial)
             self._count_bytes(first, "initial", Direction.UP, encoded_bytes(manifest.size), "dense")
         for name in self._clients:
             if name not in self._arrivals:
@@ -168,7 +169,7 @@ class SimulatedFederation:
         return ready, seen
 
     def _work(self) -> Work:
-        return self.state.step.work if self.state.step else Work.EVALUATE
+        return self.next_work or Work.EVALUATE
 
     def _results(
         self, step: Step, assigned: list[tuple[SimulatedClient, Ready, ModelState]]
@@ -202,59 +203,44 @@ class SimulatedFederation:
     ) -> None:
         """Check, count and post a result, as the service does with an upload."""
         digest, largest, report = "", 0.0, result.report
-        if result.coded is not None:
-            values = self._decode(result, model, step)
-            largest = self._check(values, client.name, model, step)
-            values, norm = self._clip(values, model, step)
+        if (coded := result.coded) is not None:
+            values, largest, norm = self._decoded(client.name, model, coded, step)
             if norm is not None:
                 report = {**report, "clipped": norm}
             self._received[client.name] = values
-            digest = result.coded.payload.digest.hex()
-            word, size = encoding_word(result.coded.payload.encoding), len(result.coded.data)
+            digest = coded.payload.digest.hex()
+            word, size = encoding_word(coded.payload.encoding), len(coded.data)
             phase = "scores" if step.work is Work.SCORE else "values"
             self._count_bytes(client.name, phase, Direction.UP, size, word)
         self._post(events.UploadReceived(step.number, client.name, digest, largest, report))
 
-    def _clip(self, values: Vector, model: ModelState, step: Step) -> tuple[Vector, float | None]:
-        if step.work is not Work.TRAIN:
-            return values, None
-        assert model.values is not None
-        return clip(values, model.values, self.settings.max_update_norm)
+    def _decoded(
+        self, client: ClientId, model: ModelState, coded: EncodedPayload, step: Step
+    ) -> tuple[Vector, float, float | None]:
+        """Return the values of an upload, the largest, and the norm of a clipped update."""
+        manifest, data, payload = model.manifest, coded.data, coded.payload
+        if step.work is Work.SCORE:
+            values = _joined(score_blocks(data, payload, manifest.num_masked))
+            check = ScoreCheck(client, manifest, signed=step.criterion == "grasp")
+            return values, check.largest(0, values), None
+        mask, base = masked(model)
+        values = _joined(update_blocks(data, payload, base, self.settings))
+        largest = ValueCheck(client, manifest, mask).largest(0, values)
+        values, norm = clip(values, base, self.settings.max_update_norm)
+        return values, largest, norm
 
     def _task(self, client: SimulatedClient) -> Ready:
         while True:
             broadcast = self._broadcasts.broadcast_for(client.name, self._work(), self.model)
             try:
                 ready = task_for(
-                    self.state,
-                    broadcast,
-                    client.name,
-                    client.request,
-                    len(self._clients),
+                    self.state, broadcast, client.name, client.request, len(self._clients),
                     self._reader,
-                )
-            except NotBuilt as needed:
-                broadcast.build(needed.form)
-            else:
+                )  # fmt: skip
                 assert ready is not None
                 return ready
-
-    def _decode(self, result: ClientResult, model: ModelState, step: Step) -> Vector:
-        assert result.coded is not None
-        data, payload = result.coded.data, result.coded.payload
-        if step.work is Work.SCORE:
-            blocks = score_blocks(data, payload, model.manifest.num_masked)
-        else:
-            assert model.values is not None
-            blocks = update_blocks(data, payload, model.values, self.settings)
-        return np.concatenate([block for _, block in blocks])
-
-    def _check(self, values: Vector, client: ClientId, model: ModelState, step: Step) -> float:
-        if step.work is Work.SCORE:
-            signed = step.criterion == "grasp"
-            return ScoreCheck(client, model.manifest, signed=signed).largest(0, values)
-        assert model.mask is not None
-        return ValueCheck(client, model.manifest, model.mask).largest(0, values)
+            except NotBuilt as needed:
+                broadcast.build(needed.form)
 
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
         """Advance the run and perform the actions, as the run loop of the service does."""
@@ -309,5 +295,5 @@ class SimulatedFederation:
         return [{**row, "message_bytes": None} for row in self._ledger.rows()]
 
 
-def _check_initial(initial: Vector, client: ClientId, manifest: Manifest) -> None:
-    ValueCheck(client, manifest, Mask.full(manifest.num_masked)).largest(0, initial)
+def _joined(blocks: Iterable[tuple[int, Vector]]) -> Vector:
+    return np.concatenate([block for _, block in blocks])

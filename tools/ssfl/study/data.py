@@ -34,11 +34,7 @@ from ssfl.method.streams import Stream
 Indices = npt.NDArray[np.int64]
 
 _BLOCK = 4096  # images pooled at a time
-_FOLDER_FIELDS = (
-    "source",
-    "late_clients",
-    "late_round",
-)  # the fields that apply to a folder of shards
+_FOLDER_FIELDS = ("source", "late_clients", "late_round")  # apply to a folder of shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +102,15 @@ def build_shards(spec: DataSpec, seed: int) -> dict[str, Shard]:
     spec.validate()
     if spec.source not in NAMES:
         folder = _folder(spec.source)
-        return {name: read_shard(find_shard(name, folder)) for name in _names(spec)}
+        return {name: read_shard(find_shard(name, folder)) for name in client_names(spec)}
     data = _smaller(spec.source, spec.pool)
-    return dict(zip(_names(spec), _cut(data, spec, seed), strict=True))
+    return dict(zip(client_names(spec), _cut(data, spec, seed), strict=True))
 
 
 def arrivals(spec: DataSpec) -> dict[str, int]:
     """Return the clients that join late, each with its first round."""
     spec.validate()
-    names = _names(spec)
+    names = client_names(spec)
     return dict.fromkeys(names[len(names) - spec.late_clients :], spec.late_round)
 
 
@@ -139,7 +135,8 @@ def first_available(*sources: str) -> str:
     raise SourceError(" ".join(_how_to_get(source) for source in sources))
 
 
-def _names(spec: DataSpec) -> list[str]:
+def client_names(spec: DataSpec) -> list[str]:
+    """Return the names of all clients, in their order; late ones are the last."""
     if spec.source not in NAMES:
         names = shard_names(_folder(spec.source))
         if spec.late_clients >= len(names):
@@ -223,8 +220,9 @@ def _pooled(x: Array, pool: int) -> npt.NDArray[np.float32]:
     return _scaled(out, x.dtype)
 
 
-def _scaled(x: Array, stored: np.dtype[Any]) -> npt.NDArray[np.float32]:
+def _scaled(x: Array, stored: np.dtype[Any] | None = None) -> npt.NDArray[np.float32]:
     """Return pixels as a client reads them; the largest whole number becomes 1."""
+    stored = stored or x.dtype
     pixels: npt.NDArray[np.float32] = x.astype(np.float32, copy=False)
     return pixels / np.float32(np.iinfo(stored).max) if stored.kind == "u" else pixels
 
@@ -264,17 +262,10 @@ def _deal(
     train = _drawn(np.flatnonzero(np.isin(data.train_y, classes)), spec, clients, seed)
     test = np.flatnonzero(np.isin(data.test_y, classes))
     labels = data.train_y[train]
-    parts = partition(
-        labels,
-        clients,
-        spec.partition,
-        spec.alpha,
-        seed,
-        min(spec.classes_per_client, len(classes))
-        if spec.late_classes
-        else spec.classes_per_client,
-        data.class_names,
-    )
+    each = spec.classes_per_client
+    if spec.late_classes:
+        each = min(each, len(classes))
+    parts = partition(labels, clients, spec.partition, spec.alpha, seed, each, data.class_names)
     counts = count_classes(labels, parts, data.num_classes)
     tests = partition_test(data.test_y[test], counts)
     for client, (part, tested) in enumerate(zip(parts, tests, strict=True)):
@@ -282,15 +273,12 @@ def _deal(
         val = choose_share(labels[part], spec.validation, stream, keep_each=False)
         kept = np.delete(part, val)
         yield Shard(
-            _scaled(data.train_x[train[kept]], data.train_x.dtype),
-            labels[kept],
-            _scaled(data.test_x[test[tested]], data.test_x.dtype),
-            data.test_y[test[tested]],
+            _scaled(data.train_x[train[kept]]), labels[kept],
+            _scaled(data.test_x[test[tested]]), data.test_y[test[tested]],
             data.num_classes,
-            _scaled(data.train_x[train[part[val]]], data.train_x.dtype),
-            labels[part[val]],
+            _scaled(data.train_x[train[part[val]]]), labels[part[val]],
             data.class_names,
-        )
+        )  # fmt: skip
 
 
 def _drawn(samples: Indices, spec: DataSpec, clients: int, seed: int) -> Indices:
@@ -302,8 +290,6 @@ def _drawn(samples: Indices, spec: DataSpec, clients: int, seed: int) -> Indices
             f"{spec.source} has {len(samples)} for them: ask for samples_per_client "
             f"{len(samples) // clients} or less"
         )
-    return (
-        samples[Stream(seed, "study", "samples").choose(len(samples), wanted)]
-        if wanted
-        else samples
-    )
+    if not wanted:
+        return samples
+    return samples[Stream(seed, "study", "samples").choose(len(samples), wanted)]

@@ -1,28 +1,9 @@
 """A sweep in a TOML file: the settings that all runs share, and those that vary.
 
-    seeds = 5                       # 0 to 4; or a list: [0, 1, 2]
-    mode = "exact"
-
-    [data]                          # fields of DataSpec
-    source = "digits"
-    clients = 8
-
-    [settings]                      # settings of a run
-    rounds = 20
-
-    [grid]                          # every combination of these is run
-    sparsity = [0.5, 0.9]
-    alpha = [0.1, 10]
-
-    [[variant]]                     # each combination is run once per variant
-    name = "ssfl"
-
-    [[variant]]
-    name = "dense"
-    strategy = "fedavg"
-    sparsity = 0.9                  # a key that a variant sets does not vary for it
-
-Keys of [grid] and of variants are settings, fields of the data, `mode`, `task` or `device`.
+docs/simulate.md has an example. [data] has fields of DataSpec, [settings] settings of a run. Every
+combination of the lists in [grid] is run, once per [[variant]]; a key that a variant sets does not
+vary for it. Keys of [grid] and of variants are settings, fields of the data, `mode`, `task` or
+`device`.
 """
 
 import itertools
@@ -69,11 +50,7 @@ KEYS: dict[str, Option] = {**SETTINGS, **DATA, **SPEC_FIELDS}
 class Study:
     """The values that all runs share, the values that vary, and the seeds.
 
-    Attributes:
-        base: values by key
-        grid: the values of each key; all combinations are run
-        variants: values by key, by name of the variant; they override `base` and `grid`
-        seeds: the seeds of every configuration
+    All combinations of `grid` are run. The variants, by name, override `base` and `grid`.
     """
 
     base: Mapping[str, Value] = field(default_factory=dict)
@@ -114,10 +91,11 @@ class Study:
         return found
 
 
-def _spec(name: str, values: Mapping[str, Value], seed: int) -> RunSpec:
-    data: dict[str, Any] = {key: value for key, value in values.items() if key in DATA}
-    settings: dict[str, Any] = {key: value for key, value in values.items() if key in SETTINGS}
-    other: dict[str, Any] = {key: value for key, value in values.items() if key in SPEC_FIELDS}
+def _spec(name: str, values: Mapping[str, Any], seed: int) -> RunSpec:
+    data, settings, other = (
+        {key: value for key, value in values.items() if key in known}
+        for known in (DATA, SETTINGS, SPEC_FIELDS)
+    )
     return RunSpec(name, DataSpec(**data), settings, seed, **other)
 
 
@@ -132,14 +110,14 @@ def read_grid(file: Path) -> Study:
             section = "data" if key in DATA else "settings" if key in SETTINGS else ""
             hint = f": it belongs under [{section}]" if section else closest(key, _TOP_LEVEL_KEYS)
             raise StudyError(f"{key} in {file} is not a key of a study{hint}")
+    top = {key: document[key] for key in SPEC_FIELDS if key in document}
     base = {
         **_values(_table(document, "data", file), DATA, "data", file),
         **_values(_table(document, "settings", file), SETTINGS, "settings", file),
-        **_values(
-            {key: document[key] for key in SPEC_FIELDS if key in document}, SPEC_FIELDS, "", file
-        ),
+        **_values(top, SPEC_FIELDS, "", file),
     }
-    return Study(base, _grid(document, file), _variants(document, file), _seeds(document, file))
+    seeds = _checked_seeds(document.get("seeds", 1), f"seeds in {file}")
+    return Study(base, _grid(document, file), _variants(document, file), seeds)
 
 
 def read_seeds(text: str, subject: str) -> list[int]:
@@ -158,23 +136,15 @@ def read_seeds(text: str, subject: str) -> list[int]:
 
 
 def _checked_seeds(given: object, subject: str) -> list[int]:
-    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_RUNS:
+    if type(given) is int and 1 <= given <= MAX_RUNS:
         return list(range(given))
-    if (
-        isinstance(given, list)
-        and given
-        and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in given)
-    ):
+    if isinstance(given, list) and given and all(type(seed) is int for seed in given):
         if len(set(given)) < len(given):
             raise StudyError(f"{subject} names a seed twice")
         return given
     raise StudyError(
         f"{subject} must be the number of seeds, 1 to {MAX_RUNS}, or a list of seeds; got {given}"
     )
-
-
-def _seeds(document: Mapping[str, Any], file: Path) -> list[int]:
-    return _checked_seeds(document.get("seeds", 1), f"seeds in {file}")
 
 
 def _grid(document: Mapping[str, Any], file: Path) -> dict[str, list[Value]]:
@@ -218,12 +188,10 @@ def _values(
             raise StudyError(f"{subject} is given twice, with a dash and with an underscore")
         if name not in known:
             raise StudyError(f"{subject} is {_why_unknown(name, known)}")
-        if isinstance(written, bool | str | int | Decimal):
-            text = str(written)
-        else:
+        if not isinstance(written, bool | str | int | Decimal):
             raise StudyError(f"{subject} must be one plain value, got {written}")
         try:
-            values[name] = known[name].parse(text, subject)
+            values[name] = known[name].parse(str(written), subject)
         except ProgramError as error:
             raise StudyError(str(error)) from None
     return values

@@ -31,14 +31,7 @@ class Spread:
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the sample's standard deviation (n - 1); nan if unknown.
-
-    Examples:
-        >>> mean_and_sd([2, 4, 4, 6])
-        (4.0, 1.632993161855452)
-        >>> mean_and_sd([3])
-        (3.0, nan)
-    """
+    """Return the mean and the sample's standard deviation (n - 1); nan if unknown."""
     if not values:
         return math.nan, math.nan
     mean = math.fsum(values) / len(values)
@@ -48,8 +41,8 @@ def mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(squares / (len(values) - 1))
 
 
-def spread(values: Sequence[float], level: float = 0.95) -> Spread:
-    """Return the mean of `values` and its confidence interval at `level`.
+def spread(values: Sequence[float]) -> Spread:
+    """Return the mean of `values` and its 95 % confidence interval.
 
     Examples:
         >>> five = spread([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -59,13 +52,11 @@ def spread(values: Sequence[float], level: float = 0.95) -> Spread:
     mean, sd = mean_and_sd(values)
     half = math.nan
     if len(values) > 1:
-        half = t_quantile(0.5 + level / 2, len(values) - 1) * sd / math.sqrt(len(values))
+        half = t_quantile(0.975, len(values) - 1) * sd / math.sqrt(len(values))
     return Spread(mean, sd, mean - half, mean + half, len(values))
 
 
-def paired_difference(
-    ours: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95
-) -> Spread:
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Spread:
     """Return the mean of ours - theirs, seed by seed, with its interval.
 
     Raises StudyError unless both have the same seeds.
@@ -81,16 +72,11 @@ def paired_difference(
             f"a paired difference needs the same seeds on both sides; only one side has "
             f"{', '.join(map(str, alone))}"
         )
-    return spread([ours[seed] - theirs[seed] for seed in sorted(ours)], level)
+    return spread([ours[seed] - theirs[seed] for seed in sorted(ours)])
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t with `freedom` degrees of freedom.
-
-    Examples:
-        >>> round(t_quantile(0.975, 4), 4)
-        2.7764
-    """
+    """Return the quantile of Student's t with `freedom` degrees of freedom."""
     if not 0.5 <= probability < 1 or freedom < 1:
         raise StudyError(
             f"no quantile of Student's t for probability {probability} and {freedom} degrees "

@@ -23,17 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
-from ssfl.learning.batches import batch_tensors, scoring_batches
+from ssfl.learning.batches import Indices, batch_tensors, scoring_batches
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.flatten import initial_weights, write_vector
 from ssfl.learning.saliency import saliency_scores, scoring_mode, trained_places
 from ssfl.learning.task import Task
 from ssfl.method.density import kept_for_sparsity
-from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
@@ -61,12 +59,10 @@ def mask_error(
 
     `settings` has the model, the batch size and the initialization.
     """
-    measured = [
-        _errors_of_seed(
-            build_shards(spec, seed), replace(settings, seed=seed), minibatches, sparsities, task
-        )
-        for seed in seeds
-    ]
+    measured = []
+    for seed in seeds:
+        scores = _Scores(build_shards(spec, seed), replace(settings, seed=seed), task)
+        measured.append(_errors_of_seed(scores, minibatches, sparsities))
     oracles = {
         oracle: {
             sparsity: _summary([errors[oracle][sparsity] for errors in measured], minibatches)
@@ -105,29 +101,83 @@ def _summary(errors: list[list[float]], minibatches: Sequence[int]) -> dict[str,
     }
 
 
+class _Scores:
+    """The scores of one seed's clients, for the same initial weights."""
+
+    def __init__(self, shards: Mapping[str, Shard], settings: RunSettings, task: Task) -> None:
+        self._shards, self._settings, self._task = shards, settings, task
+        self._model = task.build_model(settings, next(iter(shards.values())))
+        self._manifest = manifest_of(self._model, {}, initialization=settings.initialization)
+        initial = initial_weights(self._model, self._manifest, settings.seed)
+        write_vector(self._model, self._manifest, initial)
+
+    def running_means(self, minibatches: Sequence[int]) -> Iterator[Doubles]:
+        """Yield the mean score of the first n minibatches, for each n in ascending order."""
+        shards = self._shards
+        turns = -(-max(minibatches) // len(shards))
+        batches = {
+            name: list(scoring_batches(shard, self._settings, name, 0, turns))
+            for name, shard in shards.items()
+        }
+        total, weight = np.zeros(self._manifest.num_masked), 0
+        for number, name in enumerate(islice(cycle(shards), max(minibatches)), start=1):
+            shard, own = shards[name], batches[name]
+            indices = own[(number - 1) // len(shards) % len(own)]
+            total += shard.num_samples * self._saliency(shard, indices)
+            weight += shard.num_samples
+            if number in minibatches:
+                yield total / weight
+
+    def mean_of_scores(self) -> Doubles:
+        """Return the mean of the scores of all minibatches, each weighted by its samples."""
+        total, samples, size = np.zeros(self._manifest.num_masked), 0, self._settings.batch_size
+        for name, shard in self._shards.items():
+            stream = Stream(self._settings.seed, "study", "oracle", name)
+            order = stream.permutation(shard.num_samples)
+            for start in range(0, len(order), size):
+                indices = order[start : start + size]
+                total += len(indices) * self._saliency(shard, indices)
+                samples += len(indices)
+        return total / samples
+
+    def full_gradient(self) -> Doubles:
+        """Return |g·w| of the mean loss over all training samples, computed in batches."""
+        places = trained_places(self._model, self._manifest)
+        total, samples = np.zeros(self._manifest.num_masked), 0
+        for shard in self._shards.values():
+            for start in range(0, shard.num_samples, _SAMPLES_AT_ONCE):
+                indices = np.arange(start, min(start + _SAMPLES_AT_ONCE, shard.num_samples))
+                x, y = batch_tensors(shard.train_x, shard.train_y, indices, self._model)
+                with scoring_mode(self._model):
+                    gradients = torch.autograd.grad(
+                        self._task.loss(self._model, x, y), [weight for weight, _ in places],
+                        allow_unused=True, materialize_grads=True,
+                    )  # fmt: skip
+                for (weight, place), gradient in zip(places, gradients, strict=True):
+                    product = (gradient * weight.detach()).double()
+                    total[place] += len(indices) * product.cpu().numpy().reshape(-1)
+                samples += len(indices)
+        return np.abs(total / samples)
+
+    def _saliency(self, shard: Shard, indices: Indices) -> Doubles:
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, self._model)
+        scores = saliency_scores(self._model, self._manifest, self._task, x, y)
+        return scores.astype(np.float64)
+
+
 def _errors_of_seed(
-    shards: Mapping[str, Shard],
-    settings: RunSettings,
-    minibatches: Sequence[int],
-    sparsities: Sequence[str],
-    task: Task,
+    scores: _Scores, minibatches: Sequence[int], sparsities: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
-    model = task.build_model(settings, next(iter(shards.values())))
-    manifest = manifest_of(model, {}, initialization=settings.initialization)
-    write_vector(model, manifest, initial_weights(model, manifest, settings.seed))
-    oracles = {
-        MEAN_OF_SCORES: _mean_of_scores(model, manifest, task, shards, settings),
-        FULL_GRADIENT: _full_gradient(model, manifest, task, shards),
-    }
+    oracles = {MEAN_OF_SCORES: scores.mean_of_scores(), FULL_GRADIENT: scores.full_gradient()}
     wanted = {
-        (oracle, sparsity): _mask(scores, sparsity)
-        for oracle, scores in oracles.items()
+        (oracle, sparsity): _mask(found, sparsity)
+        for oracle, found in oracles.items()
         for sparsity in sparsities
     }
     errors: dict[str, dict[str, list[float]]] = {
         oracle: {sparsity: [] for sparsity in sparsities} for oracle in oracles
     }
-    for mean in _running_means(model, manifest, task, shards, settings, minibatches):
+    for mean in scores.running_means(minibatches):
         found = {sparsity: _mask(mean, sparsity) for sparsity in sparsities}
         for (oracle, sparsity), mask in wanted.items():
             errors[oracle][sparsity].append(missed(mask, found[sparsity]))
@@ -141,72 +191,3 @@ def missed(oracle: Mask, found: Mask) -> float:
 
 def _mask(scores: Doubles, sparsity: str) -> Mask:
     return top_k(scores.astype(np.float32), kept_for_sparsity(sparsity, scores.size))
-
-
-def _running_means(
-    model: nn.Module,
-    manifest: Manifest,
-    task: Task,
-    shards: Mapping[str, Shard],
-    settings: RunSettings,
-    minibatches: Sequence[int],
-) -> Iterator[Doubles]:
-    """Yield the mean score of the first n minibatches, for each n in ascending order."""
-    turns = -(-max(minibatches) // len(shards))
-    batches = {
-        name: list(scoring_batches(shard, settings, name, 0, turns))
-        for name, shard in shards.items()
-    }
-    total, weight = np.zeros(manifest.num_masked), 0
-    for number, name in enumerate(islice(cycle(shards), max(minibatches)), start=1):
-        shard, own = shards[name], batches[name]
-        indices = own[(number - 1) // len(shards) % len(own)]
-        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
-        total += shard.num_samples * saliency_scores(model, manifest, task, x, y).astype(np.float64)
-        weight += shard.num_samples
-        if number in minibatches:
-            yield total / weight
-
-
-def _mean_of_scores(
-    model: nn.Module,
-    manifest: Manifest,
-    task: Task,
-    shards: Mapping[str, Shard],
-    settings: RunSettings,
-) -> Doubles:
-    """Return the mean of the scores of all minibatches, each weighted by its samples."""
-    total, samples = np.zeros(manifest.num_masked), 0
-    for name, shard in shards.items():
-        order = Stream(settings.seed, "study", "oracle", name).permutation(shard.num_samples)
-        for start in range(0, len(order), settings.batch_size):
-            indices = order[start : start + settings.batch_size]
-            x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
-            total += len(indices) * saliency_scores(model, manifest, task, x, y).astype(np.float64)
-            samples += len(indices)
-    return total / samples
-
-
-def _full_gradient(
-    model: nn.Module, manifest: Manifest, task: Task, shards: Mapping[str, Shard]
-) -> Doubles:
-    """Return |g·w| of the mean loss over all training samples, computed in batches."""
-    places = trained_places(model, manifest)
-    total, samples = np.zeros(manifest.num_masked), 0
-    for shard in shards.values():
-        for start in range(0, shard.num_samples, _SAMPLES_AT_ONCE):
-            indices = np.arange(start, min(start + _SAMPLES_AT_ONCE, shard.num_samples))
-            x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
-            with scoring_mode(model):
-                loss = task.loss(model, x, y)
-                gradients = torch.autograd.grad(
-                    loss,
-                    [parameter for parameter, _ in places],
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-            for (parameter, place), gradient in zip(places, gradients, strict=True):
-                product = (gradient * parameter.detach()).double()
-                total[place] += len(indices) * product.cpu().numpy().reshape(-1)
-            samples += len(indices)
-    return np.abs(total / samples)

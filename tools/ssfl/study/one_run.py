@@ -8,20 +8,16 @@ from typing import Any
 import torch
 
 from ssfl.api.data import read_shards
-from ssfl.api.quiet_torch import client_torch_settings
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.datasets.source import NAMES
-from ssfl.learning.device import choose_device, working_on
-from ssfl.learning.load_task import LoadedTask, load_task
-from ssfl.method.settings import RunSettings
+from ssfl.learning.device import choose_device, client_torch_settings, working_on
+from ssfl.learning.load_task import load_task
 from ssfl.simulator.executors import ExactExecutor
 from ssfl.simulator.federation import MakeExecutor, SimulatedFederation
 from ssfl.study.data import build_shards
 from ssfl.study.run_spec import RunSpec
 
 OnRound = Callable[[int], object]
-
-__all__ = ["OnRound", "RunSpec", "run_one", "shards_of"]
 
 
 def run_one(
@@ -40,10 +36,11 @@ def run_one(
     with client_torch_settings():
         device = choose_device(spec.device)
         with working_on(device):
-            return _simulated(
+            federation = SimulatedFederation(
                 load_task(spec.task), shards or shards_of(spec), spec.run_settings(), spec.late(),
-                _executor(spec.mode, device, cores), on_round or _ignore,
+                _executor(spec.mode, device, cores),
             )  # fmt: skip
+            return _history(federation, on_round)
 
 
 def shards_of(spec: RunSpec) -> dict[str, Shard]:
@@ -53,23 +50,15 @@ def shards_of(spec: RunSpec) -> dict[str, Shard]:
     return read_shards(Path(spec.data.source).expanduser(), spec.task)
 
 
-def _simulated(
-    task: LoadedTask,
-    shards: Mapping[str, Shard],
-    settings: RunSettings,
-    late: Mapping[str, int],
-    make_executor: MakeExecutor,
-    on_round: OnRound,
-) -> dict[str, Any]:
-    """Run the simulator to the end and return the history."""
-    federation = SimulatedFederation(task, shards, settings, late, make_executor)
+def _history(federation: SimulatedFederation, on_round: OnRound | None) -> dict[str, Any]:
+    """Run a federation to its end and return the history."""
     try:
         reported = 0
         while federation.next_work is not None:
             federation.run_step()
-            for rounds_done in range(reported + 1, federation.state.rounds_done + 1):
-                on_round(rounds_done)
-            reported = federation.state.rounds_done
+            if on_round and federation.state.rounds_done > reported:
+                reported = federation.state.rounds_done
+                on_round(reported)
         return federation.document()
     finally:
         federation.close()
@@ -81,7 +70,3 @@ def _executor(mode: str, device: torch.device, cores: int) -> MakeExecutor:
     from ssfl.simulator.batched_executor import fast_executor
 
     return partial(fast_executor, device=device, cores=cores)
-
-
-def _ignore(_rounds_done: int) -> None:
-    """Ignore the progress."""

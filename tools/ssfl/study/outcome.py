@@ -1,11 +1,6 @@
 """The outcome of a run: a few numbers from its history.
 
-Accuracies are shares, 0 to 1, with the names of the history. `pooled` is correct / total over the
-test samples of all clients, and `mean` the plain mean over clients; both belong to the global model
-in the last evaluation by all clients. `..._last_10` is the mean over the evaluations in the last 10
-rounds. `validation_pooled` and `validation_mean` are the same on validation samples: choose
-settings by these. `personal` is the mean over clients of their personal models
-(`personalize_epochs`) or, without these, of their own models in their last round.
+Accuracies are shares, 0 to 1, with the names of the history; docs/simulate.md explains them.
 """
 
 from collections.abc import Mapping
@@ -20,12 +15,12 @@ LAST = 10
 def outcome_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return accuracies, loss, metrics, bytes and digest of a run; None if not measured."""
     tested = document["evaluations"][-1] if document["evaluations"] else {}
-    mask = document.get("mask", {})
+    mask, end = document.get("mask", {}), document.get("personal")
     return {
         "rounds": document["rounds_done"],
         "pooled": tested.get("pooled"),
         "mean": tested.get("mean"),
-        "personal": _personal(document),
+        "personal": end["personal"]["mean"] if end else last_rounds_mean(document, 1, "personal"),
         "validation_pooled": last_rounds_mean(document, 1, "validation_pooled"),
         "validation_mean": last_rounds_mean(document, 1, "validation_mean"),
         **{f"{name}_last_{LAST}": last_rounds_mean(document, LAST, name) for name in ACCURACIES},
@@ -38,14 +33,6 @@ def outcome_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "num_masked": mask.get("num_masked"),
         "model_digest": document["model_digest"],
     }
-
-
-def _personal(document: Mapping[str, Any]) -> float | None:
-    end = document.get("personal")
-    if end:
-        mean: float | None = end["personal"]["mean"]
-        return mean
-    return last_rounds_mean(document, 1, "personal")
 
 
 def _bytes(document: Mapping[str, Any], kind: str) -> int:

@@ -15,7 +15,7 @@ from ssfl.datasets.source import NAMES
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import MAX_SEED, RunSettings
 from ssfl.program.settings.loading import Setting, values_by_name
-from ssfl.study.data import DataSpec, arrivals
+from ssfl.study.data import DataSpec, arrivals, client_names
 from ssfl.study.errors import StudyError
 
 MODES = ("exact", "fast")
@@ -35,26 +35,19 @@ _MAX_NAME_CHARS = 80  # characters of a configuration name in a file name
 class RunSpec:
     """A run: its data, settings and seed.
 
-    Attributes:
-        name: name of the configuration; runs that differ only in their seed share it
-        data: which data, and how they are cut; the cut depends on `seed`
-        settings: run settings by name, as the flags of `ssfl-coordinator`; the others have the
-            value of `profile` or their default
-        seed: decides every random choice of data and run
-        mode: `exact`, the bits of the service, or `fast`, clients stacked where that is faster
-        arrivals: clients that join later, each with its first round, in addition to those of `data`
-        task: image, table, a .py file or an importable module
-        device: device that clients compute on, as for `ssfl-client`
+    `settings` are named as the flags of `ssfl-coordinator`; the others have the value of `profile`
+    or their default. `arrivals` has the first round of clients that join later, in addition to
+    those of `data`.
     """
 
-    name: str
-    data: DataSpec = field(default_factory=DataSpec)
+    name: str  # of the configuration; runs that differ only in their seed share it
+    data: DataSpec = field(default_factory=DataSpec)  # the cut depends on `seed`
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    seed: int = 0
-    mode: str = "exact"
+    seed: int = 0  # decides every random choice of data and run
+    mode: str = "exact"  # the bits of the service, or `fast`: stacked where that is faster
     arrivals: Mapping[str, int] = field(default_factory=dict)
-    task: str = IMAGE
-    device: str = CPU
+    task: str = IMAGE  # image, table, a .py file or an importable module
+    device: str = CPU  # as for `ssfl-client`
 
     @property
     def label(self) -> str:
@@ -77,7 +70,7 @@ class RunSpec:
             if name in self.settings:
                 raise StudyError(f"{name} is not a setting of a simulated run: {why}")
         values, late = self._values(), self.late()
-        clients = _num_clients(self.data) - len(late)
+        clients = len(client_names(self.data)) - len(late)
         min_clients = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
         own = {"clients": clients, "min_clients": min_clients, "seed": self.seed}
         settings = RunSettings(**{**values, **own, "reproducible": not late})
@@ -103,31 +96,18 @@ class RunSpec:
         if not 0 <= self.seed <= MAX_SEED:
             raise StudyError(f"a seed must be 0 to {MAX_SEED}, got {self.seed}")
         self.data.validate()
-        never = [name for name, number in self.late().items() if number >= self._rounds()]
-        if never:
-            raise StudyError(
-                f"late_round {self.late()[never[0]]}: {never[0]} would join after the last of "
-                f"{self._rounds()} rounds"
-            )
+        rounds = self.run_settings().rounds
+        for name, number in self.late().items():
+            if number >= rounds:
+                raise StudyError(
+                    f"late_round {number}: {name} would join after the last of {rounds} rounds"
+                )
         if self.task.endswith(".py") and not Path(self.task).is_file():
             raise StudyError(f"there is no task file {self.task}")
-        self.run_settings()
-
-    def _rounds(self) -> int:
-        return self.run_settings().rounds
 
     def document(self) -> dict[str, Any]:
         """Return the spec in types that JSON has; settings as they were given."""
-        return {
-            "name": self.name,
-            "data": asdict(self.data),
-            "settings": dict(self.settings),
-            "seed": self.seed,
-            "mode": self.mode,
-            "arrivals": dict(self.arrivals),
-            "task": self.task,
-            "device": self.device,
-        }
+        return asdict(self)
 
     def digest(self) -> str:
         """Return twelve hex digits that change with anything that the result depends on.
@@ -174,12 +154,6 @@ def _code_digest() -> str:
     for name, file in sorted(found.items()):
         whole.update(name.encode() + file.read_bytes())
     return whole.hexdigest()[:12]
-
-
-def _num_clients(data: DataSpec) -> int:
-    if data.source in NAMES:
-        return data.clients
-    return len(shard_names(Path(data.source).expanduser()))
 
 
 def _file_digest(path: Path) -> str:

@@ -1,18 +1,8 @@
 """Many runs in one call: run in parallel, stored one by one, resumed after a stop.
 
-    from ssfl.study.data import DataSpec
-    from ssfl.study.sweep import RunSpec, run_all
-
-    specs = [
-        RunSpec(f"sparsity={sparsity}", DataSpec(clients=8), {"sparsity": sparsity}, seed)
-        for sparsity in ("0.5", "0.9")
-        for seed in range(5)
-    ]
-    results = run_all(specs, Path("runs/sparsity"))
-
 Each successful run is a file in FOLDER/runs, named after its configuration, its seed and a digest
 of its spec. A second call runs only the specs without a file: new ones, failed ones, and those
-that have changed.
+that have changed. docs/simulate.md has an example.
 """
 
 import json
@@ -21,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ssfl.durable.files import remove_leftovers
 from ssfl.durable.lock import DirectoryLock
@@ -31,31 +21,21 @@ from ssfl.study.outcome import outcome_of
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.workers import FORMAT, Job, JobDone, RoundDone, Workers
 
-__all__ = ["RunResult", "RunSpec", "SilentProgress", "SweepProgress", "run_all"]
+__all__ = ["RunResult", "RunSpec", "SweepProgress", "run_all"]
 
 RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of one run.
-
-    Attributes:
-        spec: the spec of the run
-        path: the file of the stored run
-        outcome: accuracies, bytes, seconds and so on by name (`ssfl.study.outcome`); empty after
-            an error
-        error: why there is no result; empty on success
-        is_bug: the error is not an expected one
-        reused: the run was stored by an earlier call
-    """
+    """The result of one run."""
 
     spec: RunSpec
-    path: Path
-    outcome: dict[str, Any]
-    error: str = ""
-    is_bug: bool = False
-    reused: bool = False
+    path: Path  # of the stored run
+    outcome: dict[str, Any]  # by name, as in `ssfl.study.outcome`; empty after an error
+    error: str = ""  # why there is no result
+    is_bug: bool = False  # the error is not an expected one
+    reused: bool = False  # the run was stored by an earlier call
 
     @property
     def document(self) -> dict[str, Any]:
@@ -66,8 +46,8 @@ class RunResult:
         return history
 
 
-class SweepProgress(Protocol):
-    """Receives the progress of a sweep."""
+class SweepProgress:
+    """Receives the progress of a sweep; these methods ignore it."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
         """`reused` runs are stored already; `todo` will be run."""
@@ -79,14 +59,6 @@ class SweepProgress(Protocol):
         """A run has ended."""
 
 
-class SilentProgress:
-    """Ignores the progress of a sweep."""
-
-    def begin(self, todo: Sequence[RunSpec], reused: int) -> None: ...
-    def round_done(self, spec: RunSpec, rounds_done: int) -> None: ...
-    def run_done(self, result: RunResult) -> None: ...
-
-
 def run_all(
     specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: SweepProgress | None = None
 ) -> list[RunResult]:
@@ -96,7 +68,7 @@ def run_all(
     others, and its result has the reason. Raises StudyError, SettingsError or DataError before
     the first run if a spec is invalid, and ProgramError if another process uses `folder`.
     """
-    watcher = progress or SilentProgress()
+    watcher = progress or SweepProgress()
     for spec in specs:
         spec.check()
     _check_names(specs)
@@ -116,10 +88,12 @@ def run_all(
                 match event:
                     case RoundDone():
                         watcher.round_done(event.job.spec, event.rounds_done)
-                    case JobDone():
-                        result = _result(event)
-                        results[result.path] = result
-                        watcher.run_done(result)
+                    case JobDone(job, "", _):
+                        results[job.path] = _read(job, reused=False)
+                        watcher.run_done(results[job.path])
+                    case JobDone(job, error, is_bug):
+                        results[job.path] = RunResult(job.spec, job.path, {}, error, is_bug)
+                        watcher.run_done(results[job.path])
     return [results[job.path] for job in jobs]
 
 
@@ -142,12 +116,6 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
                 f"{count} runs are called {name!r} and have seed {seed}: give each configuration "
                 "its own name, and name each seed once"
             )
-
-
-def _result(done: JobDone) -> RunResult:
-    if done.error:
-        return RunResult(done.job.spec, done.job.path, {}, done.error, done.is_bug)
-    return _read(done.job, reused=False)
 
 
 def _read(job: Job, *, reused: bool) -> RunResult:

@@ -63,36 +63,28 @@ class JobDone:
 Event = RoundDone | JobDone
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    process: BaseProcess
-    connection: Connection
-
-
 class Workers:
     """Runs jobs in `count` processes; a context manager that ends all of them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._context = multiprocessing.get_context("spawn")
-        self._idle: list[_Worker] = []
-        self._busy: dict[Connection, tuple[_Worker, Job]] = {}
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, Job] = {}
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_error: object) -> None:
-        workers = [*self._idle, *(worker for worker, _ in self._busy.values())]
-        for worker in workers:
-            worker.process.terminate()
-        for worker in workers:
-            worker.process.join(_TERMINATE_TIMEOUT_S)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.connection.close()
-        self._idle.clear()
-        self._busy.clear()
+        for process in self._processes.values():
+            process.terminate()
+        for connection, process in self._processes.items():
+            process.join(_TERMINATE_TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            connection.close()
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Event]:
         """Run all jobs, started in their order, and yield their events."""
@@ -105,31 +97,31 @@ class Workers:
                 yield self._receive(connection)
 
     def _assign(self, job: Job) -> None:
-        worker = self._idle.pop() if self._idle else self._start()
-        self._busy[worker.connection] = (worker, job)
+        connection = self._idle.pop() if self._idle else self._start()
+        self._busy[connection] = job
         # If the worker has died, _receive notices.
         with contextlib.suppress(BrokenPipeError):
-            worker.connection.send(job)
+            connection.send(job)
 
-    def _start(self) -> _Worker:
+    def _start(self) -> Connection:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs,), daemon=False)
         process.start()
         theirs.close()  # so that the pipe closes when the process ends
-        return _Worker(process, ours)
+        self._processes[ours] = process
+        return ours
 
     def _receive(self, connection: Connection) -> Event:
-        worker, job = self._busy[connection]
         try:
             event = connection.recv()
         except (EOFError, OSError):
-            del self._busy[connection]
-            worker.process.join()
+            job, process = self._busy.pop(connection), self._processes.pop(connection)
+            process.join()
             connection.close()
-            return JobDone(job, _end_reason(worker.process.exitcode, job.log), is_bug=True)
+            return JobDone(job, _end_reason(process.exitcode, job.log), is_bug=True)
         if isinstance(event, JobDone):
             del self._busy[connection]
-            self._idle.append(worker)
+            self._idle.append(connection)
         assert isinstance(event, RoundDone | JobDone)
         return event
 
@@ -163,23 +155,20 @@ def _work(connection: Connection) -> None:
 
 def _done(job: Job, connection: Connection) -> JobDone:
     _redirect_output_to(job.log)
+    reason, is_bug = "", False
     try:
         _store(job, connection)
     except (BrokenPipeError, ConnectionResetError):
         raise  # the parent has ended
     except EXPECTED as error:
-        return _ended(job, str(error))
+        reason = str(error)
     except Exception as error:  # noqa: BLE001  no error of a run may affect the others
         traceback.print_exc()
-        return _ended(job, f"{type(error).__name__}: {error} (more in {job.log})", is_bug=True)
-    return _ended(job)
-
-
-def _ended(job: Job, error: str = "", *, is_bug: bool = False) -> JobDone:
+        reason, is_bug = f"{type(error).__name__}: {error} (more in {job.log})", True
     sys.stdout.flush()
     sys.stderr.flush()
     _has_output(job.log)
-    return JobDone(job, error, is_bug)
+    return JobDone(job, reason, is_bug)
 
 
 def _store(job: Job, connection: Connection) -> None:

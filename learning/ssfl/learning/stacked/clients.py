@@ -6,7 +6,6 @@ so results are close to those of a single client, not bit for bit equal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,31 +16,20 @@ from ssfl.datasets.shards.shard_file import Array, Shard
 from ssfl.learning.batches import count_steps
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import BATCH_SIZE, Evaluation
-from ssfl.learning.personalize import personal_settings
+from ssfl.learning.masked_training import LocalResult, personal_settings
 from ssfl.learning.stacked.batches import StackedSamples, sequential_batches
 from ssfl.learning.stacked.layers import StackedModel
 from ssfl.learning.stacked.rounds import evaluate_stacked, train_stacked
-from ssfl.learning.stacked.trial import should_stack
-from ssfl.learning.task import Task
-from ssfl.learning.trained import LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 
 Vector = npt.NDArray[np.float32]
 Client = tuple[str, Shard]  # its id and its data
+_Start = tuple[Client, Mask, Vector]  # of a client's round
 
 GROUP = 10  # clients trained at once
 TEST_ROWS = 64  # samples of each client tested at once
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The start of a client's round."""
-
-    client: Client
-    mask: Mask
-    base: Vector
 
 
 class StackedClients:
@@ -50,16 +38,11 @@ class StackedClients:
     def __init__(self, model: nn.Module, manifest: Manifest, settings: RunSettings) -> None:
         """Copy the model; raise ModelError if it cannot be stacked.
 
-        Call `should_stack` first: it also checks the task's loss.
+        Call `trial.should_stack` first: it also checks the task's loss.
         """
         self._manifest = manifest
         self._settings = settings
         self._model = StackedModel(model, manifest)
-
-    @staticmethod
-    def should_stack(model: nn.Module, manifest: Manifest, task: Task) -> bool:
-        """Return True if clients can be stacked, and finish sooner than one by one."""
-        return should_stack(model, manifest, task)
 
     def train(
         self,
@@ -69,14 +52,14 @@ class StackedClients:
         round_number: int,
     ) -> list[LocalResult]:
         """Return the result of each client's round of local training from its base."""
-        starts = [_Start(*start) for start in zip(clients, masks, bases, strict=True)]
+        starts = list(zip(clients, masks, bases, strict=True))
         return self._rounds(starts, self._settings, round_number)
 
     def personalize(
         self, clients: Sequence[Client], mask: Mask, values: Vector, rounds_done: int
     ) -> list[LocalResult]:
         """Return the result of training each client's personal model from the final model."""
-        starts = [_Start(client, mask, values) for client in clients]
+        starts = [(client, mask, values) for client in clients]
         return self._rounds(starts, personal_settings(self._settings), rounds_done)
 
     def evaluate(self, shards: Sequence[Shard], mask: Mask, values: Vector) -> list[Evaluation]:
@@ -101,7 +84,7 @@ class StackedClients:
         self, starts: Sequence[_Start], settings: RunSettings, round_number: int
     ) -> list[LocalResult]:
         """Train in groups of similar numbers of steps, so that few clients wait for others."""
-        steps = [count_steps(start.client[1].num_samples, settings) for start in starts]
+        steps = [count_steps(shard.num_samples, settings) for (_, shard), _, _ in starts]
         order = sorted(range(len(starts)), key=lambda i: -steps[i])
         rounds: dict[int, LocalResult] = {}
         for first in range(0, len(order), GROUP):
@@ -113,8 +96,8 @@ class StackedClients:
     def _group(
         self, starts: Sequence[_Start], settings: RunSettings, round_number: int
     ) -> list[LocalResult]:
-        clients, masks = [start.client for start in starts], [start.mask for start in starts]
-        weights = self._stack(masks, [start.base for start in starts])
+        clients, masks, bases = zip(*starts, strict=True)
+        weights = self._stack(masks, bases)
         samples = StackedSamples([(shard.test_x, shard.test_y) for _, shard in clients])
         plan = [sequential_batches(first, stop, TEST_ROWS) for first, stop in samples.spans]
         base = evaluate_stacked(self._model, weights, samples, plan)

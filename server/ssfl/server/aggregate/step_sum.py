@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.mask import Mask
+from ssfl.method.mask_choice import density_rows
 from ssfl.method.model_state import ModelState, Vector
-from ssfl.method.nested import density_rows
 from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
 from ssfl.server.errors import StateError
 from ssfl.server.run.events import StepReduced

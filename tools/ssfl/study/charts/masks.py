@@ -8,21 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ssfl.program.palette import BLUE, GREEN, ORANGE, PURPLE, VERMILION
-from ssfl.study.charts.style import (
-    INTERVAL,
-    Result,
-    band,
-    by_number,
-    draw_band,
-    finish_axes,
-    in_usual_order,
-    looks,
-    new_figure,
-    require_data,
-    save,
-    spaced,
-    sparsity_text,
-)
+from ssfl.study.charts import style
+from ssfl.study.charts.style import INTERVAL, Result
 
 _BY_SPARSITY = ((BLUE, "o"), (ORANGE, "D"), (GREEN, "s"), (PURPLE, "^"), (VERMILION, "v"))
 _PAPER_FLAT = (80, 100)  # minibatches after which the masks of the paper are stable
@@ -34,9 +21,8 @@ def mask_error_picture(result: Result, path: Path) -> None:
 
     A vertical line marks where a curve becomes flat. The grey stripe marks it for the paper.
     """
-    oracles = {name: o for name, o in result.get("oracles", {}).items() if o}
-    require_data("oracles", oracles)
-    figure = new_figure(1.0 + 4.2 * len(oracles), 4.2)
+    oracles = style.not_empty(result, "oracles")
+    figure = style.new_figure(1.0 + 4.2 * len(oracles), 4.2)
     grid = figure.subplots(1, len(oracles), sharey=True, squeeze=False)[0]
     for axes, (name, curves) in zip(grid, oracles.items(), strict=True):
         _mask_error_panel(axes, result["minibatches"], curves)
@@ -46,19 +32,19 @@ def mask_error_picture(result: Result, path: Path) -> None:
     figure.suptitle(
         result.get("title", f"How many minibatches find the mask (band: {INTERVAL})"), fontsize=12
     )
-    save(figure, path)
+    style.save(figure, path)
 
 
 def _mask_error_panel(
     axes: Axes, minibatches: list[int], curves: Mapping[str, Mapping[str, Any]]
 ) -> None:
     axes.axvspan(*_PAPER_FLAT, color="0.88", label="flat in the paper", zorder=0)
-    for place, sparsity in enumerate(by_number(list(curves))):
+    for place, sparsity in enumerate(style.by_number(curves)):
         colour, marker = _BY_SPARSITY[place % len(_BY_SPARSITY)]
         curve = curves[sparsity]
-        draw_band(
-            axes, minibatches, band(curve["errors"]), colour, marker=marker, markersize=4,
-            label=f"{sparsity_text(sparsity)} sparse, flat from {curve['flat_at']}",
+        style.draw_band(
+            axes, minibatches, style.band(curve["errors"]), colour, marker=marker, markersize=4,
+            label=f"{style.sparsity_text(sparsity)} sparse, flat from {curve['flat_at']}",
         )  # fmt: skip
         # Curves may become flat at the same number, so their dashes leave gaps for each other.
         dashes = (4 * place, (4, 4 * max(1, len(curves) - 1)))
@@ -69,7 +55,7 @@ def _mask_error_panel(
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("minibatches averaged")
     axes.legend(loc="upper right", fontsize=9, framealpha=0.9)
-    finish_axes(axes)
+    style.finish_axes(axes)
 
 
 def layer_density_picture(result: Result, path: Path) -> None:
@@ -80,26 +66,20 @@ def layer_density_picture(result: Result, path: Path) -> None:
     Layers are in the order of the first mask that has them. A layer without kept weights is marked
     at the left edge.
     """
-    masks = {name: mask for name, mask in result.get("masks", {}).items() if mask}
-    require_data("masks", masks)
+    masks = style.not_empty(result, "masks")
     layers = list(dict.fromkeys(layer for mask in masks.values() for layer in mask))
-    sizes = {name: layer["size"] for mask in masks.values() for name, layer in mask.items()}
-    shares = [
-        100 * layer["kept"] / layer["size"]
-        for mask in masks.values()
-        for layer in mask.values()
-        if layer["kept"]
-    ]
-    figure = new_figure(8.4, 1.5 + 0.3 * max(len(layers), 5))
-    axes = figure.subplots()
+    every = [(name, layer) for mask in masks.values() for name, layer in mask.items()]
+    sizes = {name: layer["size"] for name, layer in every}
+    shares = [100 * layer["kept"] / layer["size"] for _, layer in every if layer["kept"]]
+    height = 1.5 + 0.3 * max(len(layers), 5)
+    figure, axes = style.new_chart(result, "Where each mask keeps weights", 8.4, height)
     smallest = min(shares, default=1.0) / 2
-    names = in_usual_order(list(masks))
-    dodges = spaced(len(names), min(0.16, 0.7 / len(names)))
-    for dodge, (name, look) in zip(dodges, looks(names).items(), strict=True):
+    drawn = style.side_by_side(masks, min(0.16, 0.7 / len(masks)))
+    for name, look, dodge in drawn:
         held = [(place, masks[name][layer]) for place, layer in enumerate(layers)
                 if layer in masks[name]]  # fmt: skip
         kept, size = (sum(layer[key] for _, layer in held) for key in ("kept", "size"))
-        places = [place + float(dodge) for place, _ in held]
+        places = [place + dodge for place, _ in held]
         x = [100 * layer["kept"] / layer["size"] or smallest for _, layer in held]
         label = f"{look.label.replace(chr(10), ' ')}: {100 * kept / size:.3g} % of all"
         axes.plot(x, places, look.marker, color=look.colour, markersize=6, label=label)
@@ -109,7 +89,7 @@ def layer_density_picture(result: Result, path: Path) -> None:
                     "none", (smallest, place), (7, 0), textcoords="offset points", va="center",
                     color=look.colour, fontsize=8,
                 )  # fmt: skip
-    first = masks[names[0]].values()
+    first = masks[drawn[0][0]].values()
     overall = 100 * sum(layer["kept"] for layer in first) / sum(layer["size"] for layer in first)
     axes.axvline(overall, color="0.4", linestyle="--", linewidth=1, zorder=0)
     axes.set_xscale("log")
@@ -120,7 +100,6 @@ def layer_density_picture(result: Result, path: Path) -> None:
     )
     axes.set_ylim(len(layers) - 0.4, -0.6)
     axes.set_xlabel("kept weights of the layer, % (its weights in brackets)")
-    axes.set_title(result.get("title", "Where each mask keeps weights"))
-    finish_axes(axes)
+    style.finish_axes(axes)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    save(figure, path)
+    style.save(figure, path)

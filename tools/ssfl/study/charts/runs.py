@@ -10,21 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ssfl.program.palette import BLUE, ORANGE, VERMILION
-from ssfl.study.charts.style import (
-    INTERVAL,
-    Result,
-    band,
-    by_number,
-    draw_band,
-    finish_axes,
-    handle,
-    interval_text,
-    new_figure,
-    require_data,
-    save,
-    sparsity_text,
-)
-from ssfl.study.intervals import spread
+from ssfl.study.charts import style
+from ssfl.study.charts.style import INTERVAL, Result
 
 _GROUPS = {"new": ("new classes", VERMILION), "old": ("old classes", BLUE)}
 _RUNS = {"refresh": ("mask refreshed", "-"), "no refresh": ("mask kept", "--")}
@@ -43,30 +30,29 @@ def ood_picture(result: Result, path: Path) -> None:
 
     Each run, group of classes and difference may be missing.
     """
-    panels = {name: panel for name, panel in result.get("panels", {}).items() if panel}
-    require_data("panels", panels)
-    figure = new_figure(1.0 + 2.8 * len(panels), 4.4)
+    panels = style.not_empty(result, "panels")
+    figure = style.new_figure(1.0 + 2.8 * len(panels), 4.4)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, sparsity in zip(grid, by_number(list(panels)), strict=True):
+    for axes, sparsity in zip(grid, style.by_number(panels), strict=True):
         _ood_panel(axes, panels[sparsity], result.get("arrival"))
-        axes.set_title(f"sparsity {sparsity_text(sparsity)}", fontsize=10)
+        axes.set_title(f"sparsity {style.sparsity_text(sparsity)}", fontsize=10)
     grid[0].set_ylabel(f"{result.get('accuracy', 'accuracy of the global model')}, %")
     handles = [
-        handle(f"{group}, {run}", color=colour, linestyle=line)
+        style.handle(f"{group}, {run}", color=colour, linestyle=line)
         for group, colour in _GROUPS.values()
         for run, line in _RUNS.values()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(result.get("title", f"New classes arrive (band: {INTERVAL})"), fontsize=12)
-    save(figure, path)
+    style.save(figure, path)
 
 
 def _ood_panel(axes: Axes, panel: Mapping[str, Any], arrival: int | None) -> None:
     for run, (_, line) in _RUNS.items():
         for group, (_, colour) in _GROUPS.items():
             if panel.get(run, {}).get(group):
-                drawn = band(panel[run][group])
-                draw_band(axes, panel[run]["rounds"], drawn, colour, linestyle=line, linewidth=1.4)
+                rounds, drawn = panel[run]["rounds"], style.band(panel[run][group])
+                style.draw_band(axes, rounds, drawn, colour, linestyle=line, linewidth=1.4)
     if arrival is not None:
         axes.axvline(arrival, color="black", linestyle=":", linewidth=1.2)
         axes.annotate(
@@ -74,13 +60,13 @@ def _ood_panel(axes: Axes, panel: Mapping[str, Any], arrival: int | None) -> Non
             xycoords=("data", "axes fraction"), rotation=90, fontsize=8,
         )  # fmt: skip
     if panel.get("difference"):
-        effect = interval_text(spread([100 * value for value in panel["difference"]]))
+        effect = style.interval_text(style.percent(panel["difference"]))
         axes.set_xlabel(f"rounds of training\n\nrefresh − kept, new classes:\n{effect} points")
     else:
         axes.set_xlabel("rounds of training")
     axes.set_ylim(-3, 103)
     axes.margins(x=0.01)
-    finish_axes(axes)
+    style.finish_axes(axes)
 
 
 def client_accuracy_picture(result: Result, path: Path) -> None:
@@ -91,20 +77,13 @@ def client_accuracy_picture(result: Result, path: Path) -> None:
     `global` or `personal` may be missing for all clients. Clients are ranked by `personal`, or
     else by `global`. A client with None has no test samples and is left out.
     """
-    kinds = [
-        kind
-        for kind in _KINDS
-        if any(client.get(kind) is not None for client in result.get("clients", []))
-    ]
-    require_data("accuracy of clients", kinds)
-    clients = [
-        client
-        for client in result["clients"]
-        if all(client.get(kind) is not None for kind in kinds)
-    ]
+    given = result.get("clients", [])
+    kinds = [kind for kind in _KINDS if any(one.get(kind) is not None for one in given)]
+    style.require_data("accuracy of clients", kinds)
+    clients = [one for one in given if all(one.get(kind) is not None for kind in kinds)]
     ranked = sorted(clients, key=lambda client: (client[kinds[-1]], client["name"]))
     all_fit = len(ranked) < 2 * _SHOWN
-    figure = new_figure(9.6, 5.2)
+    figure = style.new_figure(9.6, 5.2)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     _draw_sizes(left, clients, kinds)
     _draw_ends(right, ranked if all_fit else [*ranked[:_SHOWN], *ranked[-_SHOWN:]], kinds)
@@ -115,7 +94,7 @@ def client_accuracy_picture(result: Result, path: Path) -> None:
         right.set_title(f"the {_SHOWN} best and the {_SHOWN} worst", fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(result.get("title", "What each client gets"), fontsize=12)
-    save(figure, path)
+    style.save(figure, path)
 
 
 def _draw_sizes(axes: Axes, clients: Sequence[Mapping[str, Any]], kinds: list[str]) -> None:
@@ -137,7 +116,7 @@ def _draw_sizes(axes: Axes, clients: Sequence[Mapping[str, Any]], kinds: list[st
     axes.set_ylabel("accuracy on the client's own test samples, %")
     axes.set_title("accuracy against data size", fontsize=10)
     axes.set_ylim(top=103)
-    finish_axes(axes)
+    style.finish_axes(axes)
 
 
 def _draw_ends(axes: Axes, ranked: Sequence[Mapping[str, Any]], kinds: list[str]) -> None:
@@ -148,10 +127,9 @@ def _draw_ends(axes: Axes, ranked: Sequence[Mapping[str, Any]], kinds: list[str]
         places = np.arange(len(ranked)) + ((len(kinds) - 1) / 2 - number) * height
         axes.barh(places, [100 * client[kind] for client in ranked], height * 0.9, color=colour)
     names = [f"{client['name']} ({client['samples']:,})" for client in ranked]
-    size = 8 if len(ranked) <= 2 * _SHOWN else 6
-    axes.set_yticks(range(len(ranked)), names, fontsize=size, parse_math=False)
+    axes.set_yticks(range(len(ranked)), names, fontsize=8, parse_math=False)
     axes.set_ylim(-0.6, len(ranked) - 0.4)
     axes.set_xlim(0, math.nextafter(100, 101))
     axes.set_xlabel("accuracy, % (training samples in brackets)")
-    finish_axes(axes)
+    style.finish_axes(axes)
     axes.grid(visible=False, axis="y")

@@ -6,7 +6,7 @@ interval over seeds; a single seed has none.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,20 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or new[name] for name in names}
 
 
-def in_usual_order(names: Sequence[str]) -> list[str]:
+def in_usual_order(names: Iterable[str]) -> list[str]:
     """Return names in the order of LOOKS, unknown ones last."""
     order = list(LOOKS)
     return sorted(names, key=lambda name: order.index(name) if name in LOOKS else len(order))
+
+
+def side_by_side(names: Iterable[str], width: float) -> list[tuple[str, Look, float]]:
+    """Return names in the usual order, with their looks and their offsets around zero."""
+    chosen = looks(in_usual_order(names))
+    offsets = (np.arange(len(chosen)) - (len(chosen) - 1) / 2) * width
+    return [
+        (name, look, float(offset))
+        for (name, look), offset in zip(chosen.items(), offsets, strict=True)
+    ]
 
 
 def percent(values: Sequence[float]) -> Spread:
@@ -89,34 +99,27 @@ def percent(values: Sequence[float]) -> Spread:
     return spread([100 * value for value in values])
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """The means of a curve, with the ends of their intervals."""
-
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-def band(seeds: Sequence[Sequence[float | None]], scale: float = 100.0) -> Band:
-    """Return the mean and interval over seeds at each place of a curve.
+def band(seeds: Sequence[Sequence[float | None]]) -> list[Spread]:
+    """Return the mean and interval over seeds at each place of a curve, in per cent.
 
     A curve may lack values; places without a value of any seed are left out of the line.
     """
     lengths = [len(curve) for curve in seeds]
     if len(set(lengths)) > 1:
         raise StudyError(f"curves of one method differ in length: {lengths}")
-    places = [
-        spread([scale * value for value in values if value is not None and not math.isnan(value)])
+    return [
+        percent([value for value in values if value is not None and not math.isnan(value)])
         for values in zip(*seeds, strict=True)
     ]
-    return Band([p.mean for p in places], [p.low for p in places], [p.high for p in places])
 
 
-def draw_band(axes: Axes, x: Sequence[float], drawn: Band, colour: str, **more: Any) -> None:
+def draw_band(
+    axes: Axes, x: Sequence[float], drawn: Sequence[Spread], colour: str, **more: Any
+) -> None:
     """Draw a line with its interval around it."""
-    axes.plot(x, drawn.mean, color=colour, **more)
-    axes.fill_between(x, drawn.low, drawn.high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(x, [place.mean for place in drawn], color=colour, **more)
+    low, high = [place.low for place in drawn], [place.high for place in drawn]
+    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def whiskers(spreads: Sequence[Spread]) -> list[list[float]]:
@@ -150,12 +153,7 @@ def accuracy_floor(values: Sequence[float]) -> float | None:
     return None if high - quarter > (high - low) / 2 or floor <= low else floor
 
 
-def accuracy_label(result: Result, default: str) -> str:
-    """Return the label of an accuracy axis, in per cent."""
-    return f"{result.get('accuracy', default)}, %"
-
-
-def by_number(names: Sequence[str]) -> list[str]:
+def by_number(names: Iterable[str]) -> list[str]:
     """Return sparsities in ascending order, as they are written."""
     return sorted(names, key=float)
 
@@ -181,6 +179,18 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def new_chart(
+    result: Result, title: str, width: float, height: float, accuracy: str = ""
+) -> tuple[Figure, Axes]:
+    """Return a figure with one chart; a result may have its own title and name of its accuracy."""
+    figure = new_figure(width, height)
+    axes = figure.subplots()
+    axes.set_title(result.get("title", title))
+    if accuracy:
+        axes.set_ylabel(f"{result.get('accuracy', accuracy)}, %")
+    return figure, axes
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write the chart atomically; the same results give the same bytes."""
     with atomic_file(path) as file:
@@ -193,6 +203,8 @@ def require_data(what: str, found: object) -> None:
         raise StudyError(f"there is nothing to draw: the result has no {what}")
 
 
-def spaced(count: int, width: float) -> Any:
-    """Return offsets around zero for bars or points side by side."""
-    return (np.arange(count) - (count - 1) / 2) * width
+def not_empty(result: Result, name: str) -> dict[str, Any]:
+    """Return the entries of a part of the result that have data; raise StudyError if none has."""
+    found = {key: entry for key, entry in result.get(name, {}).items() if entry}
+    require_data(name, found)
+    return found

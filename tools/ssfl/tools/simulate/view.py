@@ -15,7 +15,7 @@ from ssfl.program.printable import printable
 from ssfl.study.outcome import LAST
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.summary import configurations
-from ssfl.study.sweep import RunResult
+from ssfl.study.sweep import RunResult, SweepProgress
 from ssfl.tools.terminal import console
 
 NONE = "·"
@@ -51,7 +51,7 @@ class Column:
         return f"{mean} ± {self.factor * sd:.{self.digits}f}"
 
 
-class StudyProgress:
+class StudyProgress(SweepProgress):
     """A progress bar on a terminal, lines elsewhere; on stderr, since stdout has the results."""
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
