@@ -316,6 +316,9 @@ def test_health_and_reflection_answer(raw: RawRun) -> None:
         health = health_pb2_grpc.HealthStub(channel)
         answer = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        watched.cancel()
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         question = reflection_pb2.ServerReflectionRequest(list_services="")
         (listed,) = reflection.ServerReflectionInfo(iter([question]), timeout=TIMEOUT_S)

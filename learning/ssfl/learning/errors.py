@@ -30,3 +30,6 @@ class DivergedError(LearningError):
     def __init__(self, what: str, round_number: int) -> None:
         super().__init__(f"round {round_number}: {what}; try a smaller --learning-rate")
         self.what, self.round_number = what, round_number
+
+    def __reduce__(self) -> tuple[type["DivergedError"], tuple[str, int]]:
+        return DivergedError, (self.what, self.round_number)  # a worker process sends it

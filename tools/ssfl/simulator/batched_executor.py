@@ -27,6 +27,7 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId
 from ssfl.simulator.executors import CPU, ClientExecutor, ExactExecutor, Job, Result, masked
+from ssfl.simulator.processes import use_variables, worker_context
 
 Shards = Mapping[ClientId, Shard]
 MIN_POOLED_WEIGHTS = 10_000  # below this, starting processes takes longer than it saves
@@ -102,9 +103,9 @@ class PooledExecutor(ClientExecutor):
         self.model = exact.model
         self._pool = ProcessPoolExecutor(
             cores,
-            multiprocessing.get_context("spawn"),
+            worker_context(),
             _begin_work,
-            (task.spec, dict(shards), settings),
+            (dict(os.environ), task.spec, dict(shards), settings),
         )
 
     def each(self, work: Callable[..., Result], jobs: Iterable[Job]) -> Iterator[Result]:
@@ -117,7 +118,10 @@ class PooledExecutor(ClientExecutor):
 _WORKER: list[ExactExecutor] = []  # the executor of this worker process
 
 
-def _begin_work(task: str, shards: Shards, settings: RunSettings) -> None:
+def _begin_work(
+    environment: dict[str, str], task: str, shards: Shards, settings: RunSettings
+) -> None:
+    use_variables(environment)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_torch(1)
     executor = ExactExecutor(load_task(task), shards, settings)

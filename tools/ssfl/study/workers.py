@@ -1,13 +1,12 @@
 """Worker processes that run one job after another; if one dies, the others continue.
 
-A worker is a spawned process with one torch thread. It gets jobs over a pipe and stores each
+A worker is a process with one torch thread. It gets jobs over a pipe and stores each
 result atomically. The output of a run goes into a log next to its result; an empty log is removed.
 A worker ends when its pipe is closed.
 """
 
 import contextlib
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -23,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from ssfl.durable.files import write_atomic
+from ssfl.simulator.processes import use_variables, worker_context
 from ssfl.study.errors import EXPECTED
 from ssfl.study.run_spec import RunSpec
 
@@ -68,7 +68,7 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._context = multiprocessing.get_context("spawn")
+        self._context = worker_context()
         self._processes: dict[Connection, BaseProcess] = {}
         self._idle: list[Connection] = []
         self._busy: dict[Connection, Job] = {}
@@ -105,7 +105,7 @@ class Workers:
 
     def _start(self) -> Connection:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs,), daemon=False)
+        process = self._context.Process(target=_work, args=(theirs, dict(os.environ)), daemon=False)
         process.start()
         theirs.close()  # so that the pipe closes when the process ends
         self._processes[ours] = process
@@ -143,8 +143,9 @@ def _has_output(log: Path) -> bool:
     return log.is_file()
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, environment: dict[str, str]) -> None:
     """Run jobs until the pipe is closed: the main function of a worker."""
+    use_variables(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

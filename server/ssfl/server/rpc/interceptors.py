@@ -101,7 +101,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
             self._refusals.count(speaker(), reason, text, method=name)
             await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
 
-    async def _write_all(self, responses: AsyncGenerator[Any, None], context: Any) -> None:
+    async def _write_all(
+        self, responses: AsyncGenerator[Any, None] | Awaitable[None], context: Any
+    ) -> None:
+        if isinstance(responses, Awaitable):  # gRPC's health service writes by itself
+            await responses
+            return
         async with aclosing(responses):
             async for response in responses:
                 try:
