@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper monitoring check test parts soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
+.PHONY: help demo paper monitoring check test parts mutants soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -48,6 +48,9 @@ check: lint ## format, lint, types and the tests without processes: after each c
 
 test: lint parts ## format, lint, types and all tests
 	@$(PYTEST) --durations=10
+
+mutants: .venv/installed-dev ## plant bugs one at a time: the tests must catch each
+	@$(BIN)/python tests/mutants.py
 
 soak: soak-simulation soak-processes ## long tests: thousands of simulated runs with crashes, and 2,000 real rounds
 

@@ -36,7 +36,7 @@ function summary(page, data) {
   if (final && final.accuracy !== null) rows.push(["test accuracy", percentText(final.accuracy), `after ${counted(final.rounds_done, "round")}, by ${by}`]);
   if (final) rows.push(["test loss", lossText(final.loss), final.accuracy === null ? `after ${counted(final.rounds_done, "round")}, by ${by}` : ""]);
   for (const [name, value] of Object.entries(final?.metrics ?? {})) rows.push([name, lossText(value)]);
-  if (best) rows.push(["best model, saved", testText(best), `after ${counted(best.rounds_done, "round")}, ${chosenText(best)}`]);
+  if (best) rows.push(["best model", testText(best), `after ${counted(best.rounds_done, "round")}, ${chosenText(best)}`]);
   else if (highest) rows.push(["best test", testText(highest), `after ${counted(highest.rounds_done, "round")}, by all clients`]);
   if (mean !== null) rows.push(["mean over clients", percentText(mean), "test accuracy of the model that the newest round began with"]);
   if (own !== null) rows.push(["after own training", percentText(own), "mean over the clients of the newest round"]);

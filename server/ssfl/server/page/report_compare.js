@@ -41,7 +41,7 @@ function outcomes(page, data) {
   const rows = [
     ["test accuracy", of((run) => run.quality.final?.accuracy), percentText],
     ["test loss", of((run) => run.quality.final?.loss), lossText],
-    ["test accuracy of the best model, saved", of((run) => run.quality.best?.accuracy), percentText],
+    ["test accuracy of the best model", of((run) => run.quality.best?.accuracy), percentText],
     ["rounds", of((run) => run.rounds_done), grouped],
     ["kept weights", of((run) => (run.mask ? run.mask.num_kept / run.mask.num_masked : null)), percentText],
     ["messages up", of((run) => run.bytes.total.up.message_bytes), bytes],
