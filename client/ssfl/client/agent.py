@@ -229,6 +229,7 @@ class Agent:
         return self.stub.NextTask(request)
 
     def _send_pending(self) -> None:
+        """Send the pending upload; server/rpc/upload_service.py answers."""
         pending = self._pending
         if pending is None:
             return

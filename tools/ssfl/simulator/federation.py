@@ -30,7 +30,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
-from ssfl.server.aggregate.step_sum import StepSum, reduced
+from ssfl.server.aggregate.step_sum import StepSum, step_reduced
 from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.per_client import Broadcasts
 from ssfl.server.broadcast.tasks import Ready, task_for
@@ -283,7 +283,7 @@ class SimulatedFederation:
         self._received.clear()
         if finished.scores is not None:
             self.scores = finished.scores
-        self._post(reduced(step.number, finished.model, finished.report), finished.model)
+        self._post(step_reduced(step.number, finished.model, finished.report), finished.model)
 
     def _count_bytes(
         self, client: ClientId, phase: str, direction: Direction, num_bytes: int, encoding: str

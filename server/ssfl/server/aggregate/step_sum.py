@@ -107,13 +107,13 @@ class StepSum:
 
     def finish(self, step: Step) -> "Finished":
         """Return the next model from exactly the uploads of `step.closed`."""
-        before, reduced, excluded = self._model, self.reduce(step), self._outliers(step)
-        model = self._strategy.finish(step.work, before, reduced, step.round_number)
+        before, mean, excluded = self._model, self.reduce(step), self._outliers(step)
+        model = self._strategy.finish(step.work, before, mean, step.round_number)
         if step.work is Work.TRAIN:
             return Finished(model, {}, None)
         report: dict[str, Any] = {"outliers": list(excluded)} if excluded else {}
         if step.criterion == "saliency":  # only its masks are nested across sparsities
-            report["densities"] = density_rows(reduced, before.manifest)
+            report["densities"] = density_rows(mean, before.manifest)
         assert model.mask is not None
         report["layers"] = {
             name: {"kept": kept, "size": size}
@@ -121,7 +121,7 @@ class StepSum:
         }
         if before.mask is not None:
             report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
-        return Finished(model, report, reduced)
+        return Finished(model, report, mean)
 
     def reduce(self, step: Step) -> Vector:
         """Return the mean of the uploads of `step.closed` that count, and free the sum.
@@ -215,7 +215,7 @@ class Finished:
     scores: Vector | None
 
 
-def reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepReduced:
+def step_reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> StepReduced:
     """Return the event that makes the model of a step current."""
     assert model.mask is not None and model.values is not None
     return StepReduced(

@@ -11,7 +11,7 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import Work
 from ssfl.program.malloc import MemoryReclaimer, trim_heap
-from ssfl.server.aggregate.step_sum import StepSum, reduced
+from ssfl.server.aggregate.step_sum import StepSum, step_reduced
 from ssfl.server.history.timing import StepTimes
 from ssfl.server.recovery.recover import OpenedRun
 from ssfl.server.recovery.snapshot import EVERY_BYTES, write_snapshot
@@ -82,7 +82,7 @@ class StepJobs:
             log.warning(
                 "the change of the mean does not fit the run's value type: values are kept exactly"
             )
-        return reduced(step.number, result, finished.report), result
+        return step_reduced(step.number, result, finished.report), result
 
     def drop(self, step: int, state: RunState) -> None:
         """Remove files of a step that has ended."""

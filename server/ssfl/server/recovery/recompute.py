@@ -20,7 +20,7 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Reducer, Work
-from ssfl.server.aggregate.step_sum import StepSum, reduced
+from ssfl.server.aggregate.step_sum import StepSum, step_reduced
 from ssfl.server.errors import BadValues, StateError
 from ssfl.server.recovery.recover import load_model, with_scored
 from ssfl.server.run import facts
@@ -123,7 +123,7 @@ class Refold:
             return _result(step, StepVerdict.MISSING, state, str(error))
         if model is None:
             return _result(step, StepVerdict.NOT_KEPT, state, "the model before it is not stored")
-        made = reduced(step.number, model, {})
+        made = step_reduced(step.number, model, {})
         state = replace(state, mask_digest=made.mask_digest, base_digest=made.base_digest)
         return _result(step, StepVerdict.CLOSED, state)
 
@@ -255,7 +255,7 @@ def _verdict(problem: str) -> StepVerdict:
 
 def _difference(fact: facts.StepCommitted, model: ModelState) -> str:
     """Return the differences from the committed result; empty if there are none."""
-    made = reduced(fact.step, model, {})
+    made = step_reduced(fact.step, model, {})
     named = ("mask_epoch", "mask_digest", "num_kept", "base_digest", "scored_digest")
     return "; ".join(
         f"{name} is {getattr(made, name)}, the journal has {getattr(fact, name)}"

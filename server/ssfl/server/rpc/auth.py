@@ -4,7 +4,7 @@ With mutual TLS (--tls-ca) the client id in Join and in the Caller of every othe
 name of the certificate that the connection was opened with: its common name, or one of its DNS
 names (compared byte for byte, no wildcards). On the admin port that name must be `admin`. With
 --join-token-file every call carries `authorization: Bearer TOKEN`. Health checks and reflection
-need neither: they reveal nothing about a run.
+need neither: they reveal nothing about a run. request_checks.py checks who owns a client's name.
 """
 
 import hmac

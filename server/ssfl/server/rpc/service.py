@@ -22,9 +22,9 @@ from ssfl.server.rpc.upload_service import UploadService
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
 from ssfl.server.run.state import Member
-from ssfl.server.uploads.answers import evaluation_of
 from ssfl.server.uploads.encoding_choice import reader_of
 from ssfl.server.uploads.receive import UploadReceiver
+from ssfl.server.uploads.score_and_update import evaluation_of
 from ssfl.server.uploads.step_upload import open_step, outcome_of
 from ssfl.v1 import coordinator_pb2 as pb
 

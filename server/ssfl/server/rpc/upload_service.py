@@ -9,8 +9,8 @@ from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.run.state import Member
-from ssfl.server.uploads.answers import ScoreUpload, UpdateUpload
 from ssfl.server.uploads.receive import Upload, UploadReceiver, first
+from ssfl.server.uploads.score_and_update import ScoreUpload, UpdateUpload
 from ssfl.server.uploads.step_upload import UploadServices
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, transfer_pb2
@@ -42,7 +42,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     upload = await upload.commit_model()
             else:
                 upload.check_payload()
-        async for response in self._answers(upload, member, requests, pb.SendInitialResponse):
+        async for response in self._responses(upload, member, requests, pb.SendInitialResponse):
             yield response
 
     async def ReportSaliency(
@@ -53,7 +53,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         request_checks.check_num_samples(member.client, request.header.num_samples)
         request_checks.check_report(request.header.work_s)
         upload = await ScoreUpload.admit(self._services, member, request.header)
-        async for response in self._answers(upload, member, requests, pb.ReportSaliencyResponse):
+        async for response in self._responses(upload, member, requests, pb.ReportSaliencyResponse):
             yield response
 
     async def SendUpdate(
@@ -68,7 +68,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             header.work_s, header.training_loss, header.coding_error, evaluations=tested
         )
         upload = await UpdateUpload.admit(self._services, member, header)
-        async for response in self._answers(upload, member, requests, pb.SendUpdateResponse):
+        async for response in self._responses(upload, member, requests, pb.SendUpdateResponse):
             yield response
 
     async def _header(
@@ -80,7 +80,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=booked)
         return request, await self._context.member(request.caller, context.peer())
 
-    async def _answers(
+    async def _responses(
         self,
         upload: Upload | transfer_pb2.Receipt,
         member: Member,

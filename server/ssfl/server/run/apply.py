@@ -11,7 +11,7 @@ from ssfl.server.run.facts import Fact
 from ssfl.server.run.quality import chosen_on, mean_client_loss, quality
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts, is_ready
 
-LOSS_MEMORY = 0.8  # weight of the earlier share of lost clients in its moving average
+LOST_MEMORY = 0.8  # weight of the earlier share of lost clients in its moving average
 MAX_LOSSES = 6  # newest rounds whose losses are kept to detect a jump
 
 
@@ -121,10 +121,10 @@ def _applied(state: RunState, fact: Fact) -> RunState:
             step = _open(state)
             return replace(state, step=replace(step, uploads={**step.uploads, fact.client: fact}))
         case facts.StepClosed():
-            state = _with_losses(state, fact.lost)
+            state = _with_lost_share(state, fact.lost)
             return replace(state, step=replace(_open(state), closed=fact.accepted))
         case facts.StepVoided():
-            state = _with_losses(state, fact.lost)
+            state = _with_lost_share(state, fact.lost)
             return replace(state, step=None, attempt=state.attempt + 1)
         case facts.StepCommitted():
             return _committed(state, fact)
@@ -167,13 +167,13 @@ def _open(state: RunState) -> Step:
     return state.step
 
 
-def _with_losses(state: RunState, lost: tuple[ClientId, ...]) -> RunState:
+def _with_lost_share(state: RunState, lost: tuple[ClientId, ...]) -> RunState:
     """Return the state with the share of lost clients updated by a training step."""
     step = _open(state)
     if step.work is not Work.TRAIN or not step.cohort:
         return state
     now = len(lost) / len(step.cohort)
-    return replace(state, share_lost=LOSS_MEMORY * state.loss_rate + (1 - LOSS_MEMORY) * now)
+    return replace(state, share_lost=LOST_MEMORY * state.loss_rate + (1 - LOST_MEMORY) * now)
 
 
 def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:

@@ -43,7 +43,10 @@ class UploadRequest(Protocol):
 
 
 class Upload(Protocol):
-    """One upload whose header was admitted. The receiver calls the methods in this order."""
+    """One upload whose header was admitted. The receiver calls the methods in this order.
+
+    Implemented by step_upload.StepUpload and loop.initial_upload.InitialUpload.
+    """
 
     client: ClientId
     step: int

@@ -42,7 +42,7 @@ def receipt_of(reply: Reply) -> transfer_pb2.Receipt:
 
 
 class Run(Protocol):
-    """The run as an upload sees it: the run loop."""
+    """The run as an upload sees it: loop.run_loop.RunLoop."""
 
     state: RunState
     clock: Callable[[], float]

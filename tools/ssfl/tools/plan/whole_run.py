@@ -20,7 +20,7 @@ from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.sampling import cohort_size
 from ssfl.method.settings import RunSettings
-from ssfl.server.run.apply import LOSS_MEMORY
+from ssfl.server.run.apply import LOST_MEMORY
 from ssfl.server.run.quorum import clients_for
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.masks import PlannedMask, planned_masks
@@ -280,7 +280,7 @@ class _Planner:
         over = self.settings.over_selection
         if self.settings.reproducible or not self._is_sampled or over <= 1:
             return 0
-        asked = clients_for(self.cohort, (1 - 1 / over) * LOSS_MEMORY**number)
+        asked = clients_for(self.cohort, (1 - 1 / over) * LOST_MEMORY**number)
         return min(asked, self.num_clients) - self.cohort
 
     def _count_own_models(self) -> None:
