@@ -19,7 +19,7 @@ from ssfl.server.storage import journal, spool
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload, StoredValues
-from ssfl.server.uploads import answers
+from ssfl.server.uploads import score_and_update
 from ssfl.server.uploads.step_upload import StepUpload
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -106,7 +106,7 @@ def forgets_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 def ignores_the_base(patch: pytest.MonkeyPatch) -> None:
     """An update counts regardless of its base."""
-    patch.setattr(answers, "_check_base", lambda _header, _base: None)
+    patch.setattr(score_and_update, "_check_base", lambda _header, _base: None)
 
 
 def serves_old_sessions(patch: pytest.MonkeyPatch) -> None:
