@@ -1,4 +1,4 @@
-"""Download of a task and its payloads; a broken download resumes where it stopped."""
+"""Download of a task and its payloads; an interrupted download resumes where it stopped."""
 
 import hashlib
 import logging
@@ -42,13 +42,13 @@ class Download:
 
 @dataclass
 class Downloads:
-    """The newest download, kept across broken connections."""
+    """Receives tasks; an unfinished download is kept across connections."""
 
     watchdog: Watchdog
     manifest: Manifest
-    reached: Callable[[], None] = lambda: None  # called at every response
-    current: Download | None = None
-    logged_reason: str = ""  # why the run waits, as last logged
+    reached: Callable[[], None] = lambda: None  # called for every response of the coordinator
+    current: Download | None = None  # the unfinished download
+    logged_reason: str = ""  # the reason for waiting that was logged last
     stats: ClientStats = field(default_factory=ClientStats)
 
     def resume_fields(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Downloads:
 
     def receive(self, call: Any) -> Download:
         """Return the complete task of a NextTask call, verified against its digests."""
-        began_s = sent_s = time.monotonic()
+        call_began_s = transfer_began_s = time.monotonic()
         offset = 0
         try:
             with self.watchdog.watch(call):
@@ -70,11 +70,11 @@ class Downloads:
                     self.watchdog.feed()
                     self.reached()
                     match response.WhichOneof("part"):
-                        case "waiting" if time.monotonic() - began_s >= LOG_WAITING_AFTER_S:
+                        case "waiting" if time.monotonic() - call_began_s >= LOG_WAITING_AFTER_S:
                             self._log_waiting(response.waiting.reason)
                         case "task":
                             self._begin(response.task)
-                            sent_s, offset = time.monotonic(), response.task.offset
+                            transfer_began_s, offset = time.monotonic(), response.task.offset
                             self.stats.begin_transfer("down", offset)
                         case "chunk":
                             self._chunk(response.chunk)
@@ -87,7 +87,7 @@ class Downloads:
         for payload, part in zip(download.payloads, download.parts(), strict=True):
             if hashlib.sha256(part).digest() != payload.digest:
                 raise Unavailable("a download was damaged in transit")
-        seconds = time.monotonic() - sent_s
+        seconds = time.monotonic() - transfer_began_s
         self.stats.end_transfer("down", len(download.buffer) - offset, seconds)
         return download
 
@@ -97,6 +97,7 @@ class Downloads:
             self.logged_reason = reason
 
     def _begin(self, task: pb.Task) -> None:
+        """Begin the download of `task`, or continue the current one if `task` resumes it."""
         payloads, current = _payloads(task), self.current
         same = current is not None and current.task.task_digest == task.task_digest
         if current and same and task.offset == current.receiver.offset:
@@ -107,6 +108,7 @@ class Downloads:
         self.current = Download(task, payloads, bytearray(total), Receiver(total))
 
     def _chunk(self, chunk: transfer_pb2.Chunk) -> None:
+        """Check a chunk and copy it into the buffer."""
         download = self.current
         if download is None:
             raise Refused("the coordinator sent a chunk without a task")
@@ -122,7 +124,7 @@ def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
     """Return the payloads of a task in the order in which they are sent."""
     kind = task.WhichOneof("work")
     if kind is None:
-        raise Refused("the coordinator asks for work that this version does not know")
+        raise Refused("the coordinator asks for a kind of work that this version does not know")
     work = getattr(task, kind)
     if isinstance(work, pb.InitializeTask):
         return []

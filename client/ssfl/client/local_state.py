@@ -3,11 +3,11 @@
 token          16 random bytes; they prove that a new process is the same client
 answer.json    step, kind and run of the pending upload, and the digest of its bytes
 answer.bin     header message and payload of the pending upload
-residual       lossy runs: the residual after the round it names
-residual.old   the residual before that round, for the case that the round is void
-residual.next  the residual if the pending upload is accepted
-ended.json     a run that is over and the folder of its final model; removed when the process
-               exits normally, so that it exists only after a crash at the very end
+residual       in lossy runs: the residual after the newest accepted update, and its round
+residual.old   the residual before that round, used if the round is void
+residual.next  the residual that becomes current when the pending upload is accepted
+ended.json     the run that is over and the folder of its final model; deleted as the last step
+               before a normal exit
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class LocalState:
         remove_leftovers(folder)
 
     def token(self) -> bytes:
-        """Return the client's token; create it at the first start."""
+        """Return the client's token; create it if it is missing or damaged."""
         path = self.folder / "token"
         if path.exists() and len(token := path.read_bytes()) == TOKEN_BYTES:
             return token
@@ -82,25 +82,25 @@ class LocalState:
             tag = _tag(upload.run_id, mask_digest, data)
             write_atomic(self.folder / "residual.next", [tag, memoryview(data)])
         write_atomic(self.folder / "answer.bin", [upload.header, upload.payload])
-        facts = {
+        fields = {
             "run_id": upload.run_id,
             "kind": upload.kind,
             "step": upload.step,
             "header_bytes": len(upload.header),
             "digest": _digest(upload.header, upload.payload),
         }
-        write_atomic(self.folder / "answer.json", json.dumps(facts).encode())
+        write_atomic(self.folder / "answer.json", json.dumps(fields).encode())
 
     def load(self) -> PendingUpload | None:
         """Return the pending upload of an earlier process; None if it is missing or damaged."""
         try:
-            facts = json.loads((self.folder / "answer.json").read_bytes())
+            fields = json.loads((self.folder / "answer.json").read_bytes())
             data = memoryview((self.folder / "answer.bin").read_bytes())
-            if facts["digest"] != _digest(data):
+            if fields["digest"] != _digest(data):
                 return None
-            split = int(facts["header_bytes"])
+            split = int(fields["header_bytes"])
             return PendingUpload(
-                str(facts["run_id"]), str(facts["kind"]), int(facts["step"]),
+                str(fields["run_id"]), str(fields["kind"]), int(fields["step"]),
                 bytes(data[:split]), data[split:],
             )  # fmt: skip
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -118,8 +118,8 @@ class LocalState:
     def residual(
         self, run_id: str, mask_digest: bytes, round_number: int
     ) -> npt.NDArray[np.float32] | None:
-        """Return the residual of this run and mask before a round, or None if there is none."""
-        # If the newest residual is of this same round, the round was void: use the older one.
+        """Return the residual before a round, or None if there is none for this run and mask."""
+        # If the current residual is that after this same round, the round was void: use the older.
         for name in ("residual", "residual.old"):
             try:
                 data = (self.folder / name).read_bytes()
@@ -134,21 +134,21 @@ class LocalState:
         return None
 
     def drop(self) -> None:
-        """Delete the pending upload: it was acknowledged or is stale."""
+        """Delete the pending upload after it was acknowledged or became stale."""
         for name in ("answer.json", "answer.bin", "residual.next"):
             (self.folder / name).unlink(missing_ok=True)
 
     def save_ended(self, ended: EndedRun) -> None:
-        """Record that a run is over and its final model is stored."""
+        """Record that a run is over. Its final model, if it has one, must be stored already."""
         folder = str(ended.folder.absolute()) if ended.folder else ""
-        facts = {"run_id": ended.run_id, "folder": folder}
-        write_atomic(self.folder / "ended.json", json.dumps(facts).encode())
+        fields = {"run_id": ended.run_id, "folder": folder}
+        write_atomic(self.folder / "ended.json", json.dumps(fields).encode())
 
     def ended(self) -> EndedRun | None:
-        """Return the run that ended, with its model intact, before a process crashed, or None."""
+        """Return the run recorded as over; None if there is none or its model is damaged."""
         try:
-            facts = json.loads((self.folder / "ended.json").read_bytes())
-            run_id, folder = str(facts["run_id"]), str(facts["folder"])
+            fields = json.loads((self.folder / "ended.json").read_bytes())
+            run_id, folder = str(fields["run_id"]), str(fields["folder"])
             if folder:
                 read_stored(Path(folder) / MODEL)
         except (FileNotFoundError, ValueError, KeyError, TypeError, ModelFileError):

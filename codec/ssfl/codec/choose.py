@@ -1,7 +1,7 @@
 """Choose the smallest encoding that the receiver can decode.
 
-`values_only` needs a receiver that holds the mask. Of equal sizes the first in ENCODINGS wins,
-which is the simpler one to read.
+Only a receiver that holds the mask can decode `values_only`. If sizes are equal, the first of them
+in ENCODINGS is chosen, which is simpler to decode.
 """
 
 from ssfl.codec.bitmask import BITMASK
@@ -16,11 +16,11 @@ ENCODINGS: dict[str, Encoding] = {
 
 
 def choose(size: int, num_kept: int, *, mask_shared: bool) -> Encoding:
-    """Return the encoding with the smallest payload that the receiver can decode."""
-    usable = (code for code in ENCODINGS.values() if mask_shared or not code.needs_mask)
-    return min(usable, key=lambda code: code.encoded_bytes(size, num_kept))
+    """Return the encoding with the smallest payload, of those that the receiver can decode."""
+    usable = (encoding for encoding in ENCODINGS.values() if mask_shared or not encoding.needs_mask)
+    return min(usable, key=lambda encoding: encoding.encoded_bytes(size, num_kept))
 
 
 def sizes(size: int, num_kept: int) -> dict[str, int]:
-    """Return the payload bytes of every encoding, by name."""
-    return {name: code.encoded_bytes(size, num_kept) for name, code in ENCODINGS.items()}
+    """Return the payload size of every encoding, in bytes, by name."""
+    return {name: encoding.encoded_bytes(size, num_kept) for name, encoding in ENCODINGS.items()}

@@ -21,11 +21,11 @@ def bound(count: int, item_bytes: int) -> int:
 
 
 def write(integers: Integers, out: memoryview) -> int:
-    """Write the planes; return the number of bytes written."""
+    """Write the planes of the integers into `out`; return the number of bytes written."""
     at, writer = 0, SectionWriter()
-    for place in range(integers.itemsize):
+    for plane in range(integers.itemsize):
         # Shifting and narrowing is twice as fast as a strided view of the bytes.
-        shifted = integers >> integers.dtype.type(8 * place) if place else integers
+        shifted = integers >> integers.dtype.type(8 * plane) if plane else integers
         at += writer.write(shifted.astype(np.uint8), out[at:])
     return at
 
@@ -33,7 +33,8 @@ def write(integers: Integers, out: memoryview) -> int:
 def read(reader: SectionReader, count: int, dtype: type[Integer]) -> npt.NDArray[Integer]:
     """Return `count` integers from the next planes."""
     planes = [reader.read(count) for _ in range(np.dtype(dtype).itemsize)]
-    while len(planes) > 1 and not planes[-1].max(initial=0):  # common: small differences
+    # If all integers are small, as is common, the high planes are zero and need no shift.
+    while len(planes) > 1 and not planes[-1].max(initial=0):
         planes.pop()
     integers = planes.pop().astype(dtype)
     while planes:

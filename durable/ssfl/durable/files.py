@@ -21,9 +21,10 @@ TEMPORARY_SUFFIX = ".tmp"  # of files being written; their names start with a do
 def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a file to write; it replaces `path` when the block ends.
 
-    Content and name are then on disk. If the block fails, `path` is unchanged. A `private` file
-    is readable by its owner only.
+    The file and its directory entry are then synced to disk. If the block raises, `path` is
+    unchanged. A `private` file is readable by its owner only.
     """
+    # The first part of the file's name; names of failpoints begin with it.
     kind = path.name.partition("-")[0].partition(".")[0]
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
@@ -56,8 +57,8 @@ def sync_directory(folder: Path) -> None:
 def write_atomic(path: Path, data: Bytes | Iterable[Bytes], *, private: bool = False) -> None:
     """Replace `path` atomically with `data`, one buffer or several in order.
 
-    Content and name are on disk on return. Arrays must be C-contiguous. A `private` file is
-    readable by its owner only.
+    On return, the file and its directory entry are synced to disk. Arrays must be C-contiguous. A
+    `private` file is readable by its owner only.
     """
     buffers = [data] if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
     with atomic_file(path, private=private) as file:

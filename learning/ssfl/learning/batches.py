@@ -1,6 +1,6 @@
 """The samples and the learning rate of each step.
 
-Every order comes from a named stream, none from torch. Round r starts at the rate
+Random orders come from named streams, never from torch. Round r starts at the rate
 `learning_rate * lr_decay ** r`. With `local_schedule` cosine, epoch e of the round's E epochs has
 the rate lowest + (rate - lowest) * (1 + cos(pi e / E)) / 2 with a lowest rate of 1e-5. The cosine
 restarts in every round.
@@ -20,11 +20,11 @@ from ssfl.method.streams import Stream
 
 Indices = npt.NDArray[np.int64]
 
-LOWEST_RATE = 1e-5  # the limit of the cosine
+LOWEST_RATE = 1e-5  # at the end of the cosine
 
 
 def count_steps(num_samples: int, settings: RunSettings) -> int:
-    """Return the number of steps in a round: `local_steps`, or those of `local_epochs` passes."""
+    """Return the number of steps in a round: `local_steps`, or that of `local_epochs` epochs."""
     per_epoch = -(-num_samples // settings.batch_size)
     return settings.local_steps or settings.local_epochs * per_epoch
 
@@ -32,7 +32,7 @@ def count_steps(num_samples: int, settings: RunSettings) -> int:
 def training_batches(
     num_samples: int, settings: RunSettings, round_number: int, client_id: str
 ) -> Iterator[Indices]:
-    """Yield the samples of each step of a round; the last batch of an epoch may be smaller."""
+    """Yield the sample indices of each step of a round; an epoch's last batch may be smaller."""
     left, epoch = count_steps(num_samples, settings), 0
     while left > 0:
         stream = Stream(settings.seed, "batches", round_number, client_id, epoch)
@@ -50,14 +50,14 @@ def epoch_rate(
     rate = settings.learning_rate * settings.lr_decay**round_number
     if settings.local_schedule == "constant":
         return rate
-    turn = math.pi * epoch / (num_epochs or settings.local_epochs)
-    return LOWEST_RATE + (rate - LOWEST_RATE) * (1 + math.cos(turn)) / 2
+    angle = math.pi * epoch / (num_epochs or settings.local_epochs)
+    return LOWEST_RATE + (rate - LOWEST_RATE) * (1 + math.cos(angle)) / 2
 
 
 def step_rates(settings: RunSettings, round_number: int, num_samples: int) -> list[float]:
     """Return the rate of every step of a round at a client with `num_samples` samples.
 
-    Every pass over the samples is an epoch, also with `local_steps`, where the last pass may be
+    With `local_steps`, too, every pass over the samples is an epoch; the last one may be
     incomplete.
     """
     per_epoch = -(-num_samples // settings.batch_size)
@@ -68,43 +68,44 @@ def step_rates(settings: RunSettings, round_number: int, num_samples: int) -> li
 
 
 def balanced_batch(labels: Array, batch_size: int, stream: Stream) -> Indices:
-    """Return the samples of a class-balanced minibatch, ascending and without repetition.
+    """Return the sample indices of a class-balanced minibatch, ascending and without repetition.
 
     Classes take turns in random order, each giving a random sample, until the batch is full.
-    Counts are thus as equal as the data allow, the remainder goes to random classes, and classes
-    with many samples fill in for small ones. If `batch_size` is not smaller than the number of
-    samples, all are returned.
+    A class without samples left is skipped. Class counts are thus as equal as the data allow, and
+    random classes have one sample more. If `batch_size` is not smaller than the number of samples,
+    all are returned.
     """
     if batch_size >= len(labels):
         return np.arange(len(labels), dtype=np.int64)
     shuffled = stream.permutation(len(labels))
-    _, members, counts = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
-    by_class = np.argsort(members, kind="stable")
+    _, class_of, counts = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
+    by_class = np.argsort(class_of, kind="stable")
     first = np.cumsum(counts) - counts  # start of each class in by_class
     turn = np.arange(len(labels)) - np.repeat(first, counts)  # 0 for the first sample of a class
-    seat = stream.permutation(len(counts))[members[by_class]]  # place of the class in each turn
-    chosen = np.lexsort((seat, turn))[:batch_size]
+    class_order = stream.permutation(len(counts))[class_of[by_class]]  # order within each turn
+    chosen = np.lexsort((class_order, turn))[:batch_size]
     return np.sort(shuffled[by_class[chosen]])
 
 
 def plain_batch(num_samples: int, batch_size: int, stream: Stream) -> Indices:
-    """Return the samples of a uniformly drawn minibatch, ascending."""
+    """Return the sample indices of a uniformly drawn minibatch, ascending."""
     return stream.choose(num_samples, min(batch_size, num_samples))
 
 
 def scoring_batches(
     shard: Shard, settings: RunSettings, client_id: str, mask_epoch: int, num_batches: int
 ) -> Iterator[Indices]:
-    """Yield the training samples of each minibatch that a client scores, drawn independently.
+    """Yield the training sample indices of each minibatch that a client scores.
 
-    A shard that fits into one minibatch gives only one, since all others would be the same.
+    Minibatches are drawn independently. A shard that fits into one minibatch gives only one, since
+    all others would be the same.
     """
     if num_batches < 1:
         raise ValueError(f"cannot score {num_batches} minibatches")
     labels = shard.train_y if shard.num_classes else np.zeros(shard.num_samples, dtype=np.int64)
     one_is_all = shard.num_samples <= settings.batch_size
     for number in range(1 if one_is_all else num_batches):
-        parts = [number] if number else []  # the first is named as if it were the only one
+        parts = [number] if number else []  # the first stream has no number in its name
         stream = Stream(settings.seed, "scoring", mask_epoch, client_id, *parts)
         if settings.scoring_samples == "plain":
             yield plain_batch(shard.num_samples, settings.batch_size, stream)

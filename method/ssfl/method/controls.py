@@ -1,4 +1,4 @@
-"""Control masks, to compare the method's mask with.
+"""Control masks, for comparison with the method's mask.
 
 Random masks come from named streams, so every machine computes the same bits.
 """
@@ -14,7 +14,7 @@ from ssfl.method.streams import Stream
 def random_mask(size: int, k: int, seed: int, epoch: int) -> Mask:
     """Return a mask of exactly k of `size` coordinates, drawn uniformly."""
     if not 0 <= k <= size:
-        raise ValueError(f"cannot keep {k} of {size}")
+        raise ValueError(f"cannot keep {k} of {size} coordinates")
     kept = np.zeros(size, dtype=np.bool_)
     kept[Stream(seed, "random mask", epoch).choose(size, k)] = True
     return Mask.from_bools(kept)
@@ -23,7 +23,7 @@ def random_mask(size: int, k: int, seed: int, epoch: int) -> Mask:
 def client_random_mask(manifest: Manifest, sparsity: str, seed: int, client_id: str) -> Mask:
     """Return a client's own mask for the whole run, with the given sparsity in every tensor.
 
-    A tensor too small for that keeps one weight.
+    Every tensor keeps at least one weight.
     """
     kept = np.zeros(manifest.num_masked, dtype=np.bool_)
     for tensor, place in manifest.masked():
@@ -34,7 +34,7 @@ def client_random_mask(manifest: Manifest, sparsity: str, seed: int, client_id: 
 
 
 def shuffled(mask: Mask, manifest: Manifest, seed: int, epoch: int) -> Mask:
-    """Return the mask with the kept weights of each tensor shuffled within the tensor."""
+    """Return the mask with its bits shuffled within each tensor."""
     if mask.size != manifest.num_masked:
         raise ValueError(f"a mask of {mask.size} weights for a model of {manifest.num_masked}")
     kept = mask.bools()

@@ -1,8 +1,8 @@
-"""Many runs in one call: run in parallel, stored one by one, resumed after a stop.
+"""Sweeps: many runs in one call, in parallel; a second call resumes an interrupted sweep.
 
 Each successful run is a file in FOLDER/runs, named after its configuration, its seed and a digest
-of its spec. A second call runs only the specs without a file: new ones, failed ones, and those
-that have changed. docs/simulate.md has an example.
+of its spec. A call runs only the specs without a file: new ones, failed ones, and those that have
+changed. docs/simulate.md has an example.
 """
 
 import json
@@ -32,9 +32,9 @@ class RunResult:
 
     spec: RunSpec
     path: Path  # of the stored run
-    outcome: dict[str, Any]  # by name, as in `ssfl.study.outcome`; empty after an error
-    error: str = ""  # why there is no result
-    is_bug: bool = False  # the error is not an expected one
+    outcome: dict[str, Any]  # `outcome_of` the history, duration and versions; empty after an error
+    error: str = ""  # why the run failed; empty if it succeeded
+    is_bug: bool = False  # the error is unexpected
     reused: bool = False  # the run was stored by an earlier call
 
     @property
@@ -42,15 +42,15 @@ class RunResult:
         """The history of the run, read from its file."""
         if self.error:
             raise StudyError(f"{self.spec.label} has no history: {self.error}")
-        history: dict[str, Any] = _stored(self.path)["history"]
+        history: dict[str, Any] = _read_file(self.path)["history"]
         return history
 
 
 class SweepProgress:
-    """Receives the progress of a sweep; these methods ignore it."""
+    """Callbacks for the progress of a sweep; the methods of this base class do nothing."""
 
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
-        """`reused` runs are stored already; `todo` will be run."""
+        """The sweep begins: it will run `todo`; `reused` is the number of runs stored already."""
 
     def round_done(self, spec: RunSpec, rounds_done: int) -> None:
         """A run has finished a round."""
@@ -64,32 +64,33 @@ def run_all(
 ) -> list[RunResult]:
     """Run the specs that are not stored in `folder`; return all results in the order of `specs`.
 
-    `workers` processes run at once; 0 means one per core. A run that fails does not affect the
-    others, and its result has the reason. Raises StudyError, SettingsError or DataError before
+    At most `workers` processes run at once; 0 means one per core. A run that fails does not affect
+    the others, and its result has the error. Raises StudyError, SettingsError or DataError before
     the first run if a spec is invalid, and ProgramError if another process uses `folder`.
     """
     watcher = progress or SweepProgress()
     for spec in specs:
         spec.check()
     _check_names(specs)
-    place = folder / RUNS
-    jobs = [Job(spec, place / spec.file_name()) for spec in specs]
-    with DirectoryLock(place):
-        remove_leftovers(place)
-        results = {job.path: _read(job, reused=True) for job in jobs if job.path.is_file()}
-        # Seed by seed, so that configurations can be compared early.
+    runs = folder / RUNS
+    jobs = [Job(spec, runs / spec.file_name()) for spec in specs]
+    with DirectoryLock(runs):
+        remove_leftovers(runs)
+        results = {job.path: _result(job, reused=True) for job in jobs if job.path.is_file()}
+        # All configurations of a seed run before the next seed, so that they can be compared early.
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
         count = min(workers or usable_cores(), max(1, len(todo)))
-        # A single run may use all cores, unless the caller limits the number of processes.
+        # If there are fewer runs than cores, a run gets several cores. If the caller sets
+        # `workers`, a run gets one.
         cores = 1 if workers else max(1, usable_cores() // count)
-        with _without_empty_logs(place), Workers(count) as pool:
+        with _empty_logs_removed(runs), Workers(count) as pool:
             for event in pool.run(replace(job, cores=cores) for job in todo):
                 match event:
                     case RoundDone():
                         watcher.round_done(event.job.spec, event.rounds_done)
                     case JobDone(job, "", _):
-                        results[job.path] = _read(job, reused=False)
+                        results[job.path] = _result(job, reused=False)
                         watcher.run_done(results[job.path])
                     case JobDone(job, error, is_bug):
                         results[job.path] = RunResult(job.spec, job.path, {}, error, is_bug)
@@ -98,12 +99,12 @@ def run_all(
 
 
 @contextmanager
-def _without_empty_logs(place: Path) -> Iterator[None]:
-    """Remove the empty logs that stopped runs leave."""
+def _empty_logs_removed(runs: Path) -> Iterator[None]:
+    """When the block ends, remove the empty logs of interrupted runs."""
     try:
         yield
     finally:
-        for log in place.glob("*.log"):
+        for log in runs.glob("*.log"):
             if not log.stat().st_size:
                 log.unlink()
 
@@ -114,12 +115,12 @@ def _check_names(specs: Sequence[RunSpec]) -> None:
         if count > 1:
             raise StudyError(
                 f"{count} runs are called {name!r} and have seed {seed}: give each configuration "
-                "its own name, and name each seed once"
+                "its own name, and list each seed once"
             )
 
 
-def _read(job: Job, *, reused: bool) -> RunResult:
-    stored = _stored(job.path)
+def _result(job: Job, *, reused: bool) -> RunResult:
+    stored = _read_file(job.path)
     try:
         outcome = {
             **outcome_of(stored["history"]),
@@ -130,12 +131,12 @@ def _read(job: Job, *, reused: bool) -> RunResult:
     return RunResult(job.spec, job.path, outcome, reused=reused)
 
 
-def _stored(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_bytes())
         if stored["format"] != FORMAT:
             raise StudyError(
-                f"{path} is in format {stored['format']}, this program writes {FORMAT}: remove it "
+                f"{path} is in format {stored['format']}; this program reads {FORMAT}: remove it "
                 "to run it again"
             )
     except (ValueError, LookupError, TypeError) as error:

@@ -1,10 +1,10 @@
 """Control: a different random mask for every client, instead of a shared one.
 
-The global model is dense. A client gets the values on its own mask, which both ends compute from
-the seed and the client's name. It trains inside that mask and sends these values back. With
-`averaging=holders`, the mean of a weight is over the clients that hold it, and a weight that no
-client holds is unchanged. With `zeros`, as in the paper's released code, other clients count as
-zero.
+The global model is dense. A client gets the values that its own mask keeps. Both ends compute this
+mask from the seed and the client's name. The client trains inside its mask and sends these values
+back. With `averaging=holders`, the mean of a weight is over the clients whose masks keep it, and a
+weight that no mask keeps is unchanged. With `zeros`, as in the paper's released code, a client
+whose mask does not keep the weight counts as zero.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ class OwnMasks:
         self._masks: dict[ClientId, Mask] = {}  # cached: computing one may take seconds
 
     def begin(self, manifest: Manifest, initial: ModelVector) -> ModelState:
+        # Raises now, not in the first round, if the sparsity is invalid. The mask is not used.
         client_random_mask(manifest, self.settings.sparsity, self.settings.seed, "")
         return self._training.begin(manifest, initial)
 

@@ -1,8 +1,8 @@
 """The report of a run: report.html, report.json and CSV tables, next to its history.
 
 The report depends only on the files of the run, so it can be built again with the same result. The
-coordinator writes it when the run ends; `ssfl report` writes it for any folder. Memory does not
-grow with the rounds, which are read one by one (source.py, run_view.py).
+coordinator writes it when the run ends; `ssfl report` writes it for any folder of a run. Memory
+does not grow with the number of rounds, which are read one by one (source.py, run_view.py).
 """
 
 import codecs
@@ -27,7 +27,7 @@ from ssfl.server.report.traffic import DenseComparison, formulas, paper_break_ev
 
 FORMAT = 1  # of report.json
 HTML, JSON = "report.html", "report.json"
-TABLES = ("rounds", "evaluations", "clients")  # with .csv behind
+TABLES = ("rounds", "evaluations", "clients")  # names of the CSV files without .csv
 ROUND_COLUMNS = (
     "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
     "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
@@ -44,17 +44,18 @@ def write_report(folder: Path) -> Path:
     return folder / HTML
 
 
-def write_files(source: Source, html: Path, before: str = "") -> None:
-    """Write the report: the HTML file, its JSON and tables, whose names begin with `before`."""
-    rounds, evaluations, clients = (html.with_name(f"{before}{name}.csv") for name in TABLES)
-    with atomic_file(rounds) as file, atomic_file(evaluations) as other:
-        round_table, test_table = _table(file, ROUND_COLUMNS), _table(other, EVALUATION_COLUMNS)
+def write_files(source: Source, html: Path, prefix: str = "") -> None:
+    """Write the report: the HTML file, a JSON file, and tables whose names begin with `prefix`."""
+    rounds, evaluations, clients = (html.with_name(f"{prefix}{name}.csv") for name in TABLES)
+    with atomic_file(rounds) as round_file, atomic_file(evaluations) as evaluation_file:
+        round_table = _table(round_file, ROUND_COLUMNS)
+        evaluation_table = _table(evaluation_file, EVALUATION_COLUMNS)
 
         def write_row(name: str, entry: Entry, point: Entry) -> None:
             if name == "rounds":
-                round_table.writerow(_round_line(entry, point))
+                round_table.writerow(_round_row(entry, point))
             elif name == "evaluations":
-                test_table.writerow(_test_line(entry))
+                evaluation_table.writerow(_evaluation_row(entry))
 
         document = report_document(source, write_row)
     with atomic_file(clients) as file:
@@ -66,33 +67,34 @@ def write_files(source: Source, html: Path, before: str = "") -> None:
 def report_document(
     source: Source, on_entry: Callable[[str, Entry, Entry], None] | None = None
 ) -> dict[str, Any]:
-    """Return the content of the report; its size does not depend on the number of rounds.
+    """Return the content of the report; its size is bounded for any number of rounds.
 
-    `on_entry` is called with every entry, the name of its list and the newest point of the curve.
+    `on_entry` is called for every entry, with the name of its list (masks, rounds or evaluations),
+    the entry, and the newest point of the curve.
     """
     summary, settings = source.summary, source.summary["settings"]
     own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
     view = RunView(own_masks=own_masks)
     mask = summary.get("mask") or {}
-    against = None
+    comparison = None
     if mask.get("num_masked"):
-        against = DenseComparison(mask["num_values"], mask["num_masked"])
-    newest: Entry = {}
+        comparison = DenseComparison(mask["num_values"], mask["num_masked"])
+    newest_round: Entry = {}
     best, saved = None, summary.get("best")
     try:
         for name, entry in source.entries():
             view.add(name, entry)
-            if against:
-                against.add(name, entry, view)
+            if comparison:
+                comparison.add(name, entry, view)
             if name == "rounds":
-                newest = entry
+                newest_round = entry
             elif name == "evaluations" and saved and entry["rounds_done"] == saved["rounds_done"]:
                 best = _best(saved, entry)
             if on_entry:
                 on_entry(name, entry, view.newest_round)
         view.add_bytes(source.ledger_rows())
     except (KeyError, TypeError, AttributeError) as error:
-        text = f"{source.folder} holds an entry of another kind: {error!r}"
+        text = f"{source.folder} has an entry that this version of ssfl cannot read: {error!r}"
         raise ReportError(text) from error
     return {
         "format": FORMAT,
@@ -105,12 +107,12 @@ def report_document(
         "strategy": settings.get("strategy", ""),
         "settings": setting_rows(settings),
         "encodings": encodings(summary["ledger"]),
-        "quality": _quality(best, view, newest),
+        "quality": _quality(best, view, newest_round),
         "curve": view.curve.points(),
         "evaluations": view.evaluations.points(),
         "timeline": list(view.timeline),
         "times": _times(view),
-        "bytes": _bytes(summary, view, against),
+        "bytes": _bytes(summary, view, comparison),
         "mask": {key: mask[key] for key in mask if key != "layers"} or None,
         "layers": layer_rows(mask.get("layers") or {}),
         "masks": list(view.masks),
@@ -129,7 +131,7 @@ def report_document(
 
 
 def verdict(summary: Mapping[str, Any]) -> Entry:
-    """Return how the run ended, or that it has not, as a word and a sentence."""
+    """Return whether and how the run ended, as a word and a sentence."""
     done, planned = summary["rounds_done"], summary["settings"].get("rounds")
     count = f"{done} of {planned} rounds"
     if summary.get("stopped"):
@@ -156,16 +158,19 @@ def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
 
 
 def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the encodings of values by direction: the effect of --reference-coding."""
-    found: dict[str, set[str]] = {way.value: set() for way in Direction}
+    """Return the encodings of sent values by direction; they depend on --reference-coding."""
+    found: dict[str, set[str]] = {direction.value: set() for direction in Direction}
     for row in rows:
         if row["phase"] in COMPARED and row["payload_bytes"]:
             found[row["direction"]].add(row["encoding"])
-    return {way: sorted(words) for way, words in found.items()}
+    return {direction: sorted(names) for direction, names in found.items()}
 
 
 def _best(saved: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Entry:
-    """Return the test by all clients of the saved best model, which other data may have chosen."""
+    """Return the test metrics of the best saved model, by all clients.
+
+    `chosen_on` names the samples on which it was chosen: test or validation.
+    """
     return {
         "rounds_done": evaluation["rounds_done"],
         "accuracy": evaluation["pooled"],
@@ -176,25 +181,26 @@ def _best(saved: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Entry:
     }
 
 
-def _quality(best: Entry | None, view: RunView, newest: Entry) -> Entry:
-    """Return the test metrics of the final model, of the best saved one, and the best in a test.
+def _quality(best: Entry | None, view: RunView, newest_round: Entry) -> Entry:
+    """Return the test metrics of the final model, of the best saved one, and of the best test.
 
-    `mean_accuracy` and `personal_accuracy` are of the clients of the newest round: of the model it
-    began with, and of each one's own after training.
+    `mean_accuracy` and `personal_accuracy` are means over the clients of the newest round. The
+    first is of the model with which the round began, the second of each client's own model after
+    training.
     """
     tested = view.evaluations.points()
     final = tested[-1] if tested else None
     curve = view.curve.points()
-    if final is None and curve:  # only the clients of each round have tested anything yet
-        final = {"rounds_done": curve[-1]["round"], "metrics": newest.get("metrics") or {},
+    if final is None and curve:  # there is no test by all clients: use that of the newest round
+        final = {"rounds_done": curve[-1]["round"], "metrics": newest_round.get("metrics") or {},
                  "accuracy": curve[-1]["accuracy"], "loss": curve[-1]["loss"]}  # fmt: skip
     return {
         "final": final,
         "by": "all clients" if tested else "the clients of the newest round",
         "best": best,
         "highest": view.best,
-        "mean_accuracy": newest.get("mean"),
-        "personal_accuracy": newest.get("personal"),
+        "mean_accuracy": newest_round.get("mean"),
+        "personal_accuracy": newest_round.get("personal"),
     }
 
 
@@ -213,34 +219,34 @@ def _times(view: RunView) -> Entry:
     }
 
 
-def _bytes(summary: Mapping[str, Any], view: RunView, against: DenseComparison | None) -> Entry:
+def _bytes(summary: Mapping[str, Any], view: RunView, comparison: DenseComparison | None) -> Entry:
     rows: Sequence[Mapping[str, Any]] = summary["ledger"]
-    found = view.bytes(rows, against.num_values if against else 0)
+    found = view.bytes(rows, comparison.num_values if comparison else 0)
     found["total"] = {
-        way.value: {
-            count: sum(row.get(count) or 0 for row in rows if row["direction"] == way)
+        direction.value: {
+            count: sum(row.get(count) or 0 for row in rows if row["direction"] == direction)
             for count in COUNTS
         }
-        for way in Direction
+        for direction in Direction
     }
-    if against:
-        found["formulas"] = formulas(against, rows, view, len(summary["clients"]))
+    if comparison:
+        found["formulas"] = formulas(comparison, rows, view, len(summary["clients"]))
         kept = summary["mask"]["num_kept"]
-        by_paper = paper_break_even(against.num_values, against.num_masked, kept)
-        found["break_even"] = {"round": against.break_even, "paper": by_paper}
+        by_paper = paper_break_even(comparison.num_values, comparison.num_masked, kept)
+        found["break_even"] = {"round": comparison.break_even, "paper": by_paper}
     return found
 
 
 def _table(file: BinaryIO, columns: Sequence[str]) -> "csv.DictWriter[str]":
-    """Return a writer of CSV rows; it has written the header."""
+    """Write the header of a CSV file; return a writer of its rows."""
     text = codecs.getwriter("utf-8")(file)
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     return writer
 
 
-def _round_line(entry: Entry, point: Entry) -> Entry:
-    """Return a row of rounds.csv from a round's entry and its point of the curve."""
+def _round_row(entry: Entry, point: Entry) -> Entry:
+    """Return a row of rounds.csv from a round's entry and its point on the curve."""
     phases = entry.get("phases") or {}
     return {
         **entry,
@@ -252,7 +258,7 @@ def _round_line(entry: Entry, point: Entry) -> Entry:
     }
 
 
-def _test_line(entry: Entry) -> Entry:
+def _evaluation_row(entry: Entry) -> Entry:
     """Return a row of evaluations.csv: a test of the global model by all clients."""
     validation = entry.get("validation") or {}
     return {
