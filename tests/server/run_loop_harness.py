@@ -13,7 +13,7 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
-from ssfl.server.loop.coordinator import Coordinator, start_coordinator
+from ssfl.server.loop.coordinator import Coordinator, build_coordinator
 from ssfl.server.loop.fact_writer import Clock
 from ssfl.server.recovery.recover import OpenedRun, load_manifest, load_models, open_run
 from ssfl.server.rpc.call_context import CallContext
@@ -118,7 +118,7 @@ def open_coordinator(
     store = Store(folder, settings.seed)
     spool = Spool(directory.spool, directory.accepted if keep_uploads else None)
     opened = OpenedRun(directory, state, newest, journal, store, spool, ledger)
-    coordinator = start_coordinator(opened, write_model, folder, clock)
+    coordinator = build_coordinator(opened, write_model, folder, clock)
     if manifest := load_manifest(state, store):
         coordinator.run.take_up(manifest, lambda: load_models(state, manifest, store))
     return coordinator

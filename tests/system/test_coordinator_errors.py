@@ -83,7 +83,7 @@ def test_a_port_in_use_is_reported_with_the_remedy(programs: Programs) -> None:
         )
         assert second.ends() == ExitCode.PORT_IN_USE
         assert f"127.0.0.1:{first.port}" in second.err
-        assert "choose another with" in second.err
+        assert "choose another port with" in second.err
     assert first.running
 
 

@@ -28,9 +28,9 @@ A task is a file, or an importable module, with these functions (`metrics` is op
         return {"accuracy": (model(x).argmax(dim=1) == y).float().mean()}
 
 Use it with `--task path/to/task.py` or `--task package.module`; `image_task.py` is the default.
-The model starts from the run's seed. With `OWN_WEIGHTS = True` in the file it starts with the
-weights that the first client's `build_model` returns. The file only runs at the site and is never
-sent.
+The initial weights follow from the run's seed. With `OWN_WEIGHTS = True` in the file they are those
+of the model that `build_model` returns at the first client. The file runs only at the site and is
+never sent.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
 
-ACCURACY = "accuracy"  # counted in whole samples and shown as per cent
+ACCURACY = "accuracy"  # counted in whole samples and shown as a percentage
 MAX_METRICS = 16
 
 
@@ -64,7 +64,7 @@ class Task(Protocol):
     def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> Mapping[str, float | Tensor]:
         """Return metrics by name, each a mean over the samples of the batch.
 
-        They are averaged over the test samples of all sites. For the root of a mean, return the
-        mean. `accuracy`, from 0 to 1, is shown as per cent.
+        They are averaged over the test samples of all sites. For a metric that is the root of a
+        mean, such as RMSE, return the mean. `accuracy`, from 0 to 1, is shown as a percentage.
         """
         ...

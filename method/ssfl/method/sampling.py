@@ -20,21 +20,21 @@ def sample_cohort(
     """Return the round's clients, sorted; the order of `clients` does not matter.
 
     `newcomers` are the clients that joined after the start. With `newcomers_per_round` they are
-    sampled separately, so that every round has the same number of them. `spare` more clients are
-    sampled in case some get lost.
+    sampled separately, so that a round has that number of them: fewer if there are fewer, more if
+    there are too few other clients. `spare` more clients are sampled in case some are lost.
     """
     pool = sorted(clients)
     count = cohort_size(settings, len(pool)) + spare
     if count >= len(pool):
         return pool
-    late = sorted(set(newcomers) & set(pool)) if settings.newcomers_per_round else []
+    new = sorted(set(newcomers) & set(pool)) if settings.newcomers_per_round else []
     stream = Stream(settings.seed, "cohort", round_number, attempt)
-    if not late:
+    if not new:
         return [pool[i] for i in stream.choose(len(pool), count)]
-    early = sorted(set(pool) - set(late))
-    num_late = max(min(settings.newcomers_per_round, len(late), count), count - len(early))
-    chosen = [early[i] for i in stream.choose(len(early), count - num_late)]
-    return sorted(chosen + [late[i] for i in stream.choose(len(late), num_late)])
+    others = sorted(set(pool) - set(new))
+    num_new = max(min(settings.newcomers_per_round, len(new), count), count - len(others))
+    chosen = [others[i] for i in stream.choose(len(others), count - num_new)]
+    return sorted(chosen + [new[i] for i in stream.choose(len(new), num_new)])
 
 
 def cohort_size(settings: RunSettings, num_clients: int) -> int:

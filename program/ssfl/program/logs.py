@@ -1,11 +1,12 @@
-"""Log lines: one event each, in the past tense, with fields for the facts.
+"""Log lines. A line reports one event; the values that belong to it are fields.
 
     log.info("update accepted", extra={"round": 3, "client": "c7"})
 
 The format `text` is for people and `json` (one object per line) for machines; both go to stderr.
-`text` shows only the fields named in `text_fields`, if a record has that; `json` shows all fields.
-Arguments and fields may come from a peer or a task. They are escaped here, so that they cannot
-start a new line or move the cursor. Further lines of a message or a traceback are indented.
+`json` shows all fields. `text` does too, unless the record has `text_fields`: then it shows only
+the fields named there. Arguments and fields may come from a peer or a task. They are escaped here,
+so that they cannot start a new line or move the cursor. In `text`, the further lines of a message
+or a traceback are indented.
 """
 
 import json
@@ -32,13 +33,14 @@ _DIM, _YELLOW, _RED, _OFF = "\x1b[2m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 
 
 class _OurHandler(logging.StreamHandler[TextIO]):
-    """Marks the handler that a later `setup` replaces."""
+    """The handler that `setup` adds, and that a later `setup` replaces."""
 
 
 def setup(format: str = "text", level: str = "info") -> None:
-    """Log to stderr in one of FORMATS; `level`, one of LEVELS, applies to our own loggers.
+    """Log to stderr in one of FORMATS.
 
-    Loggers of other packages log from WARNING up.
+    `level`, one of LEVELS, applies to the logger `ssfl` and those below it. Loggers of other
+    packages log from WARNING up.
     """
     handler = _OurHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(_wants_colour()))
@@ -51,20 +53,23 @@ def setup(format: str = "text", level: str = "info") -> None:
 
 
 def log_settings(
-    log: logging.Logger, every: Mapping[str, object], changed: Mapping[str, object]
+    log: logging.Logger, settings: Mapping[str, object], changed: Mapping[str, object]
 ) -> None:
-    """Log the settings of a program: `text` shows those that are not the default, `json` all.
+    """Log the settings of a program: `json` shows all, `text` those that are `changed`.
 
-    At level debug every setting is logged, one line for each group of --help.
+    At level debug all settings are logged, in one line for each group of --help.
     """
-    log.info("configuration", extra={**every, "text_fields": tuple(changed)})
+    log.info("configuration", extra={**settings, "text_fields": tuple(changed)})
     for group in GROUPS:
-        if members := {name: every[name] for name in group.settings if name in every}:
+        if members := {name: settings[name] for name in group.settings if name in settings}:
             log.debug("settings: %s", group.name, extra=members)
 
 
 class TextFormatter(logging.Formatter):
-    """`02:31:07 round committed  round=3 accuracy=91.2`; the level is shown from WARNING up."""
+    """Formats a record as `02:31:07 round committed  round=3 accuracy=91.2`.
+
+    The level is shown from WARNING up.
+    """
 
     def __init__(self, colour: bool = False) -> None:
         super().__init__()
@@ -92,7 +97,11 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Keys: time (ISO, UTC), level, logger, event, the fields; a traceback is `exception`."""
+    """Formats a record as a JSON object.
+
+    The keys are time (ISO 8601, UTC), level, logger, event, exception (the traceback, if there is
+    one) and the fields. A field with the name of another key gets a trailing underscore.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -123,7 +132,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def quotable(value: object) -> object:
-    """Return an argument of a message: numbers unchanged, anything else as printable text."""
+    """Return a message argument that is safe to print: a number, or else printable text."""
     return value if isinstance(value, Number) else printable(str(value))
 
 
@@ -147,7 +156,7 @@ def _text(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """Return `value` in JSON's types; NaN and infinities become their names."""
+    """Return `value` as a type that JSON has; NaN and infinities become text."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy scalar
         value = value.item()
     if isinstance(value, float):

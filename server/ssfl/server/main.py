@@ -25,7 +25,7 @@ from ssfl.program.output_dir import check_writable
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.config import CoordinatorConfig, client_settings, warnings_of
 from ssfl.server.errors import StateError, StateGone
-from ssfl.server.loop.coordinator import Coordinator, start_coordinator
+from ssfl.server.loop.coordinator import Coordinator, build_coordinator
 from ssfl.server.loop.fact_writer import Clock
 from ssfl.server.loop.first_model import FirstModel, begin_with, read_first_model
 from ssfl.server.loop.limits import check_open_files
@@ -215,7 +215,7 @@ def _start(
     disk_space: DiskSpaceWaiter | None = None,
 ) -> Coordinator:
     write = partial(_write, config=config, accounts=accounts)
-    coordinator = start_coordinator(opened, write, config.out_dir, clock, disk_space)
+    coordinator = build_coordinator(opened, write, config.out_dir, clock, disk_space)
     if manifest := recover.load_manifest(opened.state, opened.store):
         coordinator.run.take_up(manifest, lambda: _load(opened, manifest))
     return coordinator

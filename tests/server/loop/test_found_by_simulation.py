@@ -23,9 +23,9 @@ JOINED = events.Joined(C1, "t", 10, "m", "cpu")
 def test_a_pause_moves_times_but_not_beyond_now() -> None:
     """A client that joins before the pause is noticed has not joined in the future."""
     state, _, _ = advance(RunState(RunSettings()), JOINED, 5000.0)
-    state = replace(state, newcomer_s=5000.0, step_began_s=10.0)
+    state = replace(state, countdown_from_s=5000.0, step_began_s=10.0)
     state, _, _ = advance(state, events.ProcessSuspended(4900.0), 5001.0)
-    assert (state.newcomer_s, state.step_began_s) == (5001.0, 4910.0)
+    assert (state.countdown_from_s, state.step_began_s) == (5001.0, 4910.0)
 
 
 def test_a_leave_of_an_earlier_session_does_not_end_the_newer_one() -> None:

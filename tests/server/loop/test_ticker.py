@@ -11,7 +11,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.server.loop import ticker as module
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.ticker import _WaitingLog, look_for_lost, tick
+from ssfl.server.loop.ticker import _WaitingLog, report_lost_and_returned, tick
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase
 
@@ -40,11 +40,11 @@ def test_a_silent_client_is_lost_until_it_is_heard_from_again(
             presence.heard(client, clock())
         clock.now_s += LOST_AFTER_S
         presence.heard(C2, clock())
-        await look_for_lost(coordinator)
+        await report_lost_and_returned(coordinator)
         assert coordinator.run.state.lost == {C1}
         await until(coordinator, Phase.WAITING)
         presence.heard(C1, clock())
-        await look_for_lost(coordinator)
+        await report_lost_and_returned(coordinator)
         assert coordinator.run.state.lost == frozenset()
         await until(coordinator, Phase.SCORE)
 

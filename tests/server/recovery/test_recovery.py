@@ -39,7 +39,7 @@ def undisturbed(settings: RunSettings) -> World:
 
 def lasting(state: RunState) -> RunState:
     """Return a state without the fields that are not journalled."""
-    return replace(with_lost(state, frozenset()), newcomer_s=0.0, step_began_s=0.0)
+    return replace(with_lost(state, frozenset()), countdown_from_s=0.0, step_began_s=0.0)
 
 
 def crashes(settings: RunSettings) -> Iterator[World]:

@@ -21,7 +21,7 @@ from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads import receive as module
 from ssfl.server.uploads.decode import check_payload
-from ssfl.server.uploads.receive import UploadReceiver, first
+from ssfl.server.uploads.receive import UploadReceiver, read_header
 from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -405,12 +405,12 @@ def test_an_upload_begins_with_its_header() -> None:
     async def story() -> None:
         header = pb.SendUpdateRequest()
         header.header.step = 3
-        assert (await first(sent(header), DEADLINE_S)).header.step == 3
+        assert (await read_header(sent(header), DEADLINE_S)).header.step == 3
         for wrong in (sent(), sent(chunk(0, b"x")), sent(pb.SendUpdateRequest())):
             with pytest.raises(InvalidRequest, match="an upload begins with its header"):
-                await first(wrong, DEADLINE_S)
+                await read_header(wrong, DEADLINE_S)
         with pytest.raises(NoProgress, match=r"no header for 0\.001 s"):
-            await first(sent(hangs=True), 0.001)
+            await read_header(sent(hangs=True), 0.001)
 
     run(story())
 

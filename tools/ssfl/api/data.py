@@ -22,7 +22,7 @@ Shards = Sequence[Shard] | Mapping[str, Shard]
 def digits(
     clients: int = 8, partition: str = "dirichlet", alpha: float = 0.3, seed: int = 0
 ) -> list[Shard]:
-    """Return shards of scikit-learn's digits: 1,797 images of 8x8 pixels.
+    """Return shards of scikit-learn's digits data set: 1,797 images of 8x8 pixels.
 
     Examples:
         >>> shards = digits(clients=4)
@@ -48,10 +48,10 @@ def cut(
 ) -> list[Shard]:
     """Return the shards of a data set, one per client, as `ssfl shards` writes them.
 
-    `source` is a `DataSet` of your own arrays, the name of a known set (`"mnist"`) or a path, as
-    for `ssfl shards --source`; `reading` has the other flags of that command (`label="price"`).
-    Raises SourceError or DownloadError if the source cannot be read, and PartitionError if it
-    cannot be cut this way.
+    `source` is a `DataSet` of your own arrays, the name of a known data set (`"mnist"`) or a path,
+    as for `ssfl shards --source`. `reading` holds other flags of that command as keyword arguments
+    (`label="price"`). Raises SourceError or DownloadError if the source cannot be read, and
+    PartitionError if it cannot be cut with these arguments.
 
     Examples:
         >>> import numpy as np
@@ -66,28 +66,28 @@ def cut(
     with flags_as_keywords(), TemporaryDirectory(prefix="ssfl-shards-") as folder:
         options.validate()
         data = source if isinstance(source, DataSet) else _read(source, reading)
-        # Written to files, so that pixels are scaled and checked as at a site.
+        # Write files and read them back, so that pixels are scaled and checked as at a site.
         return [read_shard(path) for path in make_shards(Path(folder), data, options).paths]
 
 
 def read_shards(folder: str | Path, task: str | Path = "") -> dict[str, Shard]:
-    """Return the shards of a folder by client name, in the order of names.
+    """Return the shards of a folder by client name, sorted by name.
 
-    With your own `task`, its `load_shard` reads them. Raises ShardError if the folder has no
-    shards or a file is not a shard, and TaskError if the task fails.
+    If `task` names your own task, its `load_shard` reads them. Raises ShardError if the folder has
+    no shards or a file is not a shard, and TaskError if the task fails.
     """
     read = load_task(str(task)).load_shard if task else read_shard
     return {name: read(find_shard(name, Path(folder))) for name in shard_names(Path(folder))}
 
 
 def by_client(shards: Shards) -> dict[str, Shard]:
-    """Return shards by client, in the order of names; a list gets names shard_00, shard_01, …"""
+    """Return shards by client name: a mapping sorted by name, a list as shard_00, shard_01, …"""
     if not len(shards):
         raise ShardError(f"there are no shards; {MAKE_SHARDS}")
     if isinstance(shards, Mapping):
         return dict(sorted(shards.items()))
     width = max(2, len(str(len(shards) - 1)))
-    return {f"shard_{place:0{width}d}": shard for place, shard in enumerate(shards)}
+    return {f"shard_{index:0{width}d}": shard for index, shard in enumerate(shards)}
 
 
 def _read(source: str | Path, reading: dict[str, Any]) -> DataSet:

@@ -1,8 +1,8 @@
-"""Set aside samples for validation or testing: the same share of every group of samples.
+"""Set aside samples for validation or testing, with the same share of every group of samples.
 
-The groups are the classes. Targets that are numbers are put into ten quantile groups of nearly
-equal size, which are used like classes when samples are split. If a sample has several targets,
-the first one decides.
+The groups are the classes. Numeric targets are put into up to ten quantile groups of nearly equal
+size, which are used like classes. If a sample has several targets, the first one determines its
+group.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ssfl.method.streams import Stream
 
 Indices = npt.NDArray[np.int64]
 
-NUM_BINS = 10
+NUM_QUANTILE_GROUPS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,27 +31,27 @@ class Groups:
 
 
 def groups_of(data: DataSet) -> Groups:
-    """Return the classes of a data set's samples, or the quantile groups of its numbers."""
+    """Return the classes of a data set's samples, or the quantile groups of numeric targets."""
     if data.num_classes:
         train, test = (y.astype(np.int64, copy=False) for y in (data.train_y, data.test_y))
         return Groups(train, test, data.class_names)
-    numbers = _first(data.train_y)
+    numbers = _first_target(data.train_y)
     edges = _edges(numbers)
     names = [f"below {edges[0]:.4g}"] if len(edges) else ["all"]
     names += [f"{low:.4g} … {high:.4g}" for low, high in pairwise(edges)]
     names += [f"from {edges[-1]:.4g}"] if len(edges) else []
     train, test = (
         np.searchsorted(edges, targets, side="right").astype(np.int64)
-        for targets in (numbers, _first(data.test_y))
+        for targets in (numbers, _first_target(data.test_y))
     )
     return Groups(train, test, tuple(names))
 
 
 def choose_share(groups: Indices, share: float, stream: Stream, *, keep_each: bool) -> Indices:
-    """Return the samples to set aside, ascending: `share` of all and of every group.
+    """Return the ascending indices of the samples to set aside: `share` of each group.
 
-    Groups with the largest remainders are rounded up. At least one sample is kept, and with
-    `keep_each` at least one of every group.
+    `groups` has the group of each sample. The counts of the groups with the largest remainders are
+    rounded up. At least one sample is not set aside; with `keep_each`, at least one of every group.
     """
     if not len(groups) or not share:
         return np.empty(0, dtype=np.int64)
@@ -70,18 +70,18 @@ def _apportion(sizes: Indices, share: float, keep_each: bool) -> Indices:
     exact = share * sizes
     counts: Indices = np.minimum(np.floor(exact).astype(np.int64), limits)
     remainders = np.where(counts < limits, exact - counts, 0.0)
-    first = np.lexsort((-sizes, -remainders))  # the largest remainder, then the largest group
-    rounded_up = first[: max(0, total - int(counts.sum()))]
+    order = np.lexsort((-sizes, -remainders))  # by largest remainder, then by largest group
+    rounded_up = order[: max(0, total - int(counts.sum()))]
     counts[rounded_up[remainders[rounded_up] > 0]] += 1
     return counts
 
 
-def _first(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _first_target(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return targets if targets.ndim == 1 else targets[:, 0]
 
 
 def _edges(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the boundaries between groups; fewer than nine if numbers repeat."""
-    ranks = np.arange(1, NUM_BINS) * len(numbers) // NUM_BINS
+    """Return the boundaries between quantile groups: nine, or fewer if numbers repeat."""
+    ranks = np.arange(1, NUM_QUANTILE_GROUPS) * len(numbers) // NUM_QUANTILE_GROUPS
     edges: npt.NDArray[Any] = np.unique(np.append(np.sort(numbers)[ranks], numbers.min()))
     return edges[1:]  # the smallest number is not a boundary

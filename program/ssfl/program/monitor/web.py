@@ -140,8 +140,8 @@ class WebServer:
             why = error.strerror or str(error)
             place = "--host" if flag == "--health-port" else flag.replace("-port", "-host")
             raise ProgramError(
-                f"cannot listen on {host}:{port}: {why}; choose another with {flag}, or {flag} 0 "
-                f"for a free one (the host is set with {place})",
+                f"cannot listen on {host}:{port}: {why}; choose another port with {flag}, or "
+                f"{flag} 0 for a free one (the host is set with {place})",
                 ExitCode.PORT_IN_USE,
             ) from error
         self.port = self._server.server_port

@@ -27,7 +27,7 @@ from ssfl.server.storage.state_directory import StateDirectory
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """The parts of a running coordinator, used by the RPC and HTTP edges."""
+    """The parts of a running coordinator; the RPC and HTTP services use them."""
 
     run: RunLoop
     directory: StateDirectory
@@ -46,14 +46,17 @@ class Coordinator:
     clock: Clock
 
 
-def start_coordinator(
+def build_coordinator(
     opened: OpenedRun,
     write_model: Callable[[Coordinator], None],
     out_dir: Path,
     clock: Clock = time.monotonic,
     disk_space: DiskSpaceWaiter | None = None,
 ) -> Coordinator:
-    """Return the parts of a coordinator; `write_model` writes the run's results to `out_dir`."""
+    """Build a coordinator for an opened run and return its parts.
+
+    `write_model` writes the run's results to `out_dir`. The caller starts the run loop.
+    """
     disk_space = disk_space or DiskSpaceWaiter()
     ledger = opened.ledger
     ledger_file = LedgerFile(opened.directory.ledger, opened.history.account[1])

@@ -1,4 +1,4 @@
-"""The answer to INITIALIZE: the run's model, described by its first client."""
+"""The answer to INITIALIZE: a client's description of the model that the run will train."""
 
 import asyncio
 import threading
@@ -27,12 +27,12 @@ from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, verify_plain
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
-Check = Callable[[], None]  # raises JoinAgain when a build is no longer wanted
+Check = Callable[[], None]  # raises JoinAgain if the build is no longer wanted
 
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """A build in progress."""
+    """A build of the run's model, in progress or done."""
 
     key: tuple[object, ...]
     abandoned: threading.Event
@@ -40,11 +40,11 @@ class _Build:
 
 
 class ModelDescriptions:
-    """Admits descriptions of the run's model, and builds the model of the chosen client.
+    """Checks which client may describe the run's model, and runs one build of it at a time.
 
-    One model is built at a time. A build ends when its client is no longer the chosen one, or
-    describes another model. A new description waits for at most one block of values of the build
-    it replaces, so two models are never in memory. A repeated call shares the build.
+    A build ends early if another client is asked, or if its client describes another model. The
+    next build starts when the replaced one has ended, after at most one more block of values. So
+    two models are never in memory at once. A repeated call waits for the same build.
     """
 
     def __init__(self, run: RunLoop, spool: Spool, store: Store, limits: Limits) -> None:
@@ -55,7 +55,7 @@ class ModelDescriptions:
         self._current: _Build | None = None
 
     def receipt_if_known(self) -> transfer_pb2.Receipt | None:
-        """Return the receipt if the run has its model; None while it wants one."""
+        """Return a receipt if the run already has its model; None before that."""
         known = self.run.state.manifest_digest
         return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
 
@@ -65,14 +65,15 @@ class ModelDescriptions:
         if asked is None or asked.client != member.client:
             raise JoinAgain("another client was asked to describe the model: join again")
         if asked.manifest_digest != member.manifest_digest:
-            raise JoinAgain(f"{member.client} has joined with another model since: join again")
+            raise JoinAgain(f"{member.client} has since joined with another model: join again")
 
     async def reply(
         self, member: Member, initial_digest: bytes, build: Callable[[Check], Awaitable[Reply]]
     ) -> Reply:
-        """Return the run's reply to the model that `build` builds; raise JoinAgain if not wanted.
+        """Run `build` and return its reply; raise JoinAgain if the model is no longer wanted.
 
-        A cancelled caller does not end the build: the client asks again after a lost connection.
+        Cancelling the caller does not cancel the build: after a lost connection, the client calls
+        again and waits for the same build.
         """
         key = (member.client, member.manifest_digest, initial_digest)
         while (current := self._current) and not current.reply.done():
@@ -94,7 +95,7 @@ class ModelDescriptions:
             try:
                 return await build(check)
             finally:
-                abandoned.set()  # let the thread end when the coordinator does
+                abandoned.set()  # so that the thread ends if the coordinator stops
 
         self._current = _Build(key, abandoned, asyncio.ensure_future(built()))
         self._current.reply.add_done_callback(_retrieve)
@@ -102,7 +103,7 @@ class ModelDescriptions:
 
 
 def _retrieve(reply: asyncio.Future[Reply]) -> None:
-    """Retrieve the exception, which asyncio would log if the caller is gone."""
+    """Retrieve the exception; otherwise asyncio would log it if no caller waits for it."""
     if not reply.cancelled():
         reply.exception()
 
@@ -110,7 +111,7 @@ def _retrieve(reply: asyncio.Future[Reply]) -> None:
 class InitialUpload:
     """One client's description of the model, with its weights if they must be sent."""
 
-    phase = "initial"  # in the ledger
+    phase = "initial"  # the ledger phase of its bytes
     step = 0
 
     def __init__(
@@ -123,7 +124,7 @@ class InitialUpload:
         self.client = member.client
         self._member = member
         self.payload = header.initial
-        self.follows_from_seed = manifest.rebuildable  # no payload to receive
+        self.follows_from_seed = manifest.rebuildable  # if True, no payload is sent
         self._descriptions = descriptions
         self._manifest = manifest
         self._header = header
@@ -132,7 +133,7 @@ class InitialUpload:
     def admit(
         cls, descriptions: ModelDescriptions, member: Member, header: pb.InitialModel
     ) -> "InitialUpload | transfer_pb2.Receipt":
-        """Check a header against the run; return the upload, or the receipt that ends it."""
+        """Check a header against the run; return the upload, or a receipt if it is not needed."""
         if receipt := descriptions.receipt_if_known():
             return receipt
         descriptions.check_asked(member)
@@ -143,35 +144,40 @@ class InitialUpload:
         return cls(descriptions, member, manifest, header)
 
     def check_payload(self) -> None:
-        """Raise InvalidRequest unless the announced payload is valid for the weights."""
+        """Raise InvalidRequest unless the announced payload fits the model.
+
+        If it does, delete the partial uploads of clients that were asked earlier.
+        """
         num_bytes = values_only.encoded_bytes(self._manifest.size)
         check_payload(self.payload, {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)})
-        # Of clients that were asked earlier.
         self._descriptions.spool.drop_clients_but(self.client, 0)
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._descriptions.receipt_if_known()
 
     def received(self, num_bytes: int, seconds: float) -> None:
-        """The history has no entry for a description."""
+        """Do nothing: the history has no entry for an initial model."""
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
         check = ValueCheck(self.client, self._manifest, Mask.full(self._manifest.num_masked))
         return verify_plain(part, self.payload.digest, self._manifest.size, check)
 
-    async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
-        """Store the model that was sent, and post it."""
-        receipt = await self.commit_model(found)
+    async def commit(self, part: PartialUpload, verified: VerifiedUpload) -> transfer_pb2.Receipt:
+        """Store the model that was sent, and post it to the run."""
+        receipt = await self.commit_model(verified)
         part.drop()
         return receipt
 
-    async def commit_model(self, found: VerifiedUpload | None = None) -> transfer_pb2.Receipt:
-        """Store and post the model: as sent or, without an upload, built from the run's seed."""
+    async def commit_model(self, verified: VerifiedUpload | None = None) -> transfer_pb2.Receipt:
+        """Store the model and post it to the run.
+
+        The weights are those of the upload or, without one, built from the run's seed.
+        """
         if receipt := self.receipt_if_unwanted():
             return receipt
 
         async def build(check: Check) -> Reply:
-            model = await asyncio.to_thread(self._build, found, check)
+            model = await asyncio.to_thread(self._build, verified, check)
             check()
             return await self._descriptions.run.post(initialized(self.client, model), model)
 
@@ -182,17 +188,17 @@ class InitialUpload:
             raise JoinAgain("the run's model is known now: join again to compare it with yours")
         return receipt_of(reply)
 
-    def _build(self, found: VerifiedUpload | None, check: Check) -> ModelState:
+    def _build(self, verified: VerifiedUpload | None, check: Check) -> ModelState:
         """Store and return the run's model before its first step, unless `check` raises."""
         settings, store = self._descriptions.run.state.settings, self._descriptions.store
-        if found:
-            initial = found.values.read(0, self._manifest.size)
+        if verified:
+            initial = verified.values.read(0, self._manifest.size)
         else:
             initial = initial_vector(self._manifest, settings.seed, check)
         if values_digest(initial) != self._header.initial_digest:
             raise ManifestMismatch(
-                "the initial weights rebuilt from the seed differ from the client's: "
-                "its task must send them (rule 'sent')"
+                "the initial weights do not have the digest that the client sent: if they follow "
+                "from the seed, its task must send them instead (rule 'sent')"
             )
         check()
         model = begin_model(settings, self._manifest, initial)

@@ -1,4 +1,8 @@
-"""Periodic tick: deadlines, start countdown, lost clients and the log of what the run waits for."""
+"""The periodic tick, for deadlines and the start countdown.
+
+The ticker also reports lost clients and suspensions of this process, checks that this process still
+owns the run, and logs what the run waits for.
+"""
 
 import asyncio
 import logging
@@ -10,44 +14,44 @@ from ssfl.server.run.state import Phase, RunState
 log = logging.getLogger("ssfl.coordinator")
 
 TICK_S = 0.5
-LOOK_EVERY_S = 10.0  # interval of the check that this process still owns the run
-STILL_S = 5.0  # a longer gap between two ticks means that this process was suspended
-WAITING_EVERY_S = 10.0
-REMIND_EVERY_S = 60.0  # while the run is stalled
+CHECK_OWNER_EVERY_S = 10.0  # interval of the check that this process still owns the run
+MAX_TICK_GAP_S = 5.0  # a longer gap between two ticks means that this process was suspended
+LOG_WAITING_EVERY_S = 10.0  # while clients gather; three times as long in a started run
+LOG_STALL_EVERY_S = 60.0
 
 
 async def tick(coordinator: Coordinator) -> None:
     """Post ticks to the run until cancelled."""
     run, presence, clock = coordinator.run, coordinator.presence, coordinator.clock
-    waiting_log, looked_s = _WaitingLog(coordinator), clock()
+    waiting_log, owner_checked_s = _WaitingLog(coordinator), clock()
     while True:
         before_s = clock()
         await asyncio.sleep(TICK_S)
         now_s = clock()
         gap_s = now_s - before_s
-        if gap_s > STILL_S:
+        if gap_s > MAX_TICK_GAP_S:
             log.warning("this process was suspended", extra={"seconds": round(gap_s, 1)})
             presence.excuse(gap_s, now_s)
             await run.post(events.ProcessSuspended(gap_s))
-        if now_s - looked_s >= LOOK_EVERY_S:
-            looked_s = now_s
+        if now_s - owner_checked_s >= CHECK_OWNER_EVERY_S:
+            owner_checked_s = now_s
             await run.check_ours()
-        await look_for_lost(coordinator)
+        await report_lost_and_returned(coordinator)
         await run.post(events.Signal.TICK)
         waiting_log.update(now_s)
 
 
-async def look_for_lost(coordinator: Coordinator) -> None:
-    """Report lost and returned clients to the run."""
+async def report_lost_and_returned(coordinator: Coordinator) -> None:
+    """Post an event for each client that was lost or has returned since the last call."""
     run, presence, now_s = coordinator.run, coordinator.presence, coordinator.clock()
     state = run.state
     for client, member in state.members.items():
-        presence.get(client, now_s)
+        presence.get(client, now_s)  # a client from before a restart counts as seen now
         alive = presence.alive(client, now_s)
         if client in state.lost and alive:
             await run.post(events.Returned(client))
-        gone = member.left or member.has_final_model or client in state.removed
-        if not gone and not alive and client not in state.lost:
+        done = member.left or member.has_final_model or client in state.removed
+        if not done and not alive and client not in state.lost:
             silent_s = round(presence.silent_s(client, now_s))
             log.warning("client lost", extra={"client": client, "silent_s": silent_s})
             coordinator.counters.lost += 1
@@ -55,33 +59,36 @@ async def look_for_lost(coordinator: Coordinator) -> None:
 
 
 class _WaitingLog:
-    """Logs what the run waits for when that changes, at a limited rate."""
+    """Logs what the run waits for, at a limited rate and only if it has changed.
+
+    A stall is logged at once and repeated every LOG_STALL_EVERY_S.
+    """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._run = coordinator.run
         self._presence = coordinator.presence
-        self._logged, self._logged_s = "", -WAITING_EVERY_S
+        self._logged, self._logged_s = "", -LOG_WAITING_EVERY_S
         self._stalled = False
 
     def update(self, now_s: float) -> None:
         state, waiting = self._run.state, self._run.waiting_for()
         if state.stall:
-            if not self._stalled or now_s - self._logged_s >= REMIND_EVERY_S:
+            if not self._stalled or now_s - self._logged_s >= LOG_STALL_EVERY_S:
                 self._log_stall(state, now_s)
             return
         if self._stalled:
             self._stalled = False
             if not state.paused:
                 log.info("the run continues", extra={"phase": state.phase.value})
-        quiet = state.phase is Phase.GATHERING
-        patience_s = WAITING_EVERY_S if quiet else 3 * WAITING_EVERY_S
-        if waiting and waiting != self._logged and now_s - self._logged_s >= patience_s:
+        gathering = state.phase is Phase.GATHERING
+        interval_s = LOG_WAITING_EVERY_S if gathering else 3 * LOG_WAITING_EVERY_S
+        if waiting and waiting != self._logged and now_s - self._logged_s >= interval_s:
             log.info("waiting for %s", waiting)
             self._logged, self._logged_s = waiting, now_s
 
     def _log_stall(self, state: RunState, now_s: float) -> None:
         assert state.stall is not None
-        seen = ", ".join(
+        missing = ", ".join(
             f"{client} (last seen {self._presence.silent_s(client, now_s):.0f} s ago)"
             for client in state.stall.missing[:10]
         )
@@ -89,7 +96,7 @@ class _WaitingLog:
             "WAITING for %s",
             self._run.waiting_for(),
             extra={
-                "missing": seen or "no known client",
+                "missing": missing or "no known client",
                 "for_s": round(now_s - state.stall.since_s),
             },
         )

@@ -1,29 +1,29 @@
-// The status page: asks the coordinator every two seconds and shows what it says.
+// The status page: polls the coordinator every two seconds and shows its answers.
 //
-// One look tells of the status, the clients and new events; the status says whether curves, timeline
-// and layers have changed, and only what did is fetched. A page that nobody looks at asks rarely. When
-// the coordinator is not reached, the page says since when, keeps what it showed, asks less and less
-// often, and goes on by itself. Text from the network goes in as text.
+// One request (api/v1/look) returns the status, the clients and new events. The status has marks that
+// change with curves, timeline and layers, which are fetched only then. A hidden page polls rarely. If
+// the coordinator does not answer, the page shows since when, keeps its contents, polls less and less
+// often, and reconnects by itself. Text from the network is inserted as text, never as HTML.
 
 import {
   DENSE, SPARSE, bars, bytes, counted, densityBars, grouped, lineChart, measureOf, percent, phaseBars, plainNumber, seconds,
   testSeries, timeline,
 } from "./charts.js";
 
-// A coordinator that is busy takes longer to answer. The page then asks less often: its rest is so
-// many times the time that the coordinator says it took (not that of the network), within bounds.
-const REST = 500;
-const EVERY_MS = 2000;
-const EVERY_MOST_MS = 10000;
-const DRAWN_MS = 10000; // curves, timeline and layers are asked for at most so often while a run moves
-const HIDDEN_MS = 30000;
-const AWAY_MOST_MS = 15000;
-const PATIENCE_MS = 8000; // with one answer
-const ROWS = 50; // of clients on a page
-const EVENTS = 400;
-const NEWEST_EVENTS = 15; // that are shown until the reader asks for all
-const SHORT = 8; // fields of an event: more are folded away
-const WORDS = {
+// A busy coordinator takes longer to answer, and the page then polls less often. The pause between
+// two polls is this factor times the Server-Timing of the answers (without the network), within bounds.
+const PAUSE_FACTOR = 500;
+const MIN_PAUSE_MS = 2000;
+const MAX_PAUSE_MS = 10000;
+const CHARTS_EVERY_MS = 10000; // shortest interval of fetching curves, timeline and layers during rounds
+const HIDDEN_PAUSE_MS = 30000; // while the tab is hidden
+const MAX_RETRY_MS = 15000; // longest pause while the coordinator does not answer
+const TIMEOUT_MS = 8000; // of one request
+const CLIENTS_PER_PAGE = 50;
+const MAX_EVENTS = 400;
+const NEWEST_EVENTS = 15; // shown until the reader asks for all
+const MAX_INLINE_FIELDS = 8; // an event with more fields shows them in a fold
+const PHASE_TITLES = {
   gathering: "Gathering clients",
   score: "Agreeing on a mask",
   train: "Training",
@@ -52,23 +52,23 @@ const table = { filter: "", state: "", sort: "name", order: "ascending", offset:
 let rounds = [];
 let picked = "newest";
 let allEvents = false;
-let questions = 0; // about clients, so far
-let reachedAt = null;
+let questions = 0; // number of requests for clients so far
+let reachedAt = null; // time of the last answer
 let failures = 0;
 let timer = 0;
 let asking = false;
-let answeredMs = 0; // what the coordinator took for the answers of one turn
+let answeredMs = 0; // time that the coordinator took for the answers of one poll
 
-// ---- asking
+// ---- requests
 
 async function ask(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), credentials: "same-origin" });
+  const answer = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS), credentials: "same-origin" });
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   answeredMs += Number(/dur=([\d.]+)/.exec(answer.headers.get("server-timing"))?.[1] ?? 0);
   return answer.json();
 }
 
-async function turn() {
+async function poll() {
   if (asking) return;
   asking = true;
   clearTimeout(timer);
@@ -83,17 +83,17 @@ async function turn() {
   }
   asking = false;
   showConnection();
-  const away = Math.min(AWAY_MOST_MS, EVERY_MS * 2 ** Math.min(failures, 4));
-  const rest = Math.min(EVERY_MOST_MS, Math.max(EVERY_MS, REST * answeredMs));
-  timer = setTimeout(turn, failures ? away : document.hidden ? HIDDEN_MS : rest);
+  const retry = Math.min(MAX_RETRY_MS, MIN_PAUSE_MS * 2 ** Math.min(failures, 4));
+  const pause = Math.min(MAX_PAUSE_MS, Math.max(MIN_PAUSE_MS, PAUSE_FACTOR * answeredMs));
+  timer = setTimeout(poll, failures ? retry : document.hidden ? HIDDEN_PAUSE_MS : pause);
 }
 
 async function askAll() {
   const question = (questions += 1);
-  const query = new URLSearchParams({ ...table, limit: ROWS, after: seen.events });
+  const query = new URLSearchParams({ ...table, limit: CLIENTS_PER_PAGE, after: seen.events });
   let { status, clients, events } = await ask(`api/v1/look?${query}`);
   if (status.started !== seen.started) {
-    if (seen.events) events = await ask("api/v1/events"); // its numbers begin again
+    if (seen.events) events = await ask("api/v1/events"); // a restarted coordinator numbers its events from the start
     Object.assign(seen, { mark: "", events: 0, masks: -1, started: status.started, drawnAt: 0 });
   }
   showStatus(status);
@@ -103,7 +103,7 @@ async function askAll() {
     seen.events = events.last;
   }
   const moves = ["train", "evaluate"].includes(status.phase) && ["train", "evaluate"].includes(seen.phase);
-  if (status.history.mark !== seen.mark && (!moves || Date.now() - seen.drawnAt >= DRAWN_MS)) {
+  if (status.history.mark !== seen.mark && (!moves || Date.now() - seen.drawnAt >= CHARTS_EVERY_MS)) {
     const { mark, masks } = status.history;
     const names = ["rounds", "timeline", ...(masks === seen.masks ? [] : ["layers"])];
     const [curves, newest, mask] = await Promise.all(names.map((name) => ask(`api/v1/${name}`)));
@@ -116,14 +116,14 @@ async function askAll() {
 
 async function askClients() {
   const question = (questions += 1);
-  const query = new URLSearchParams({ ...table, limit: ROWS });
+  const query = new URLSearchParams({ ...table, limit: CLIENTS_PER_PAGE });
   return showFound(await ask(`api/v1/clients?${query}`), question);
 }
 
 async function showFound(found, question) {
-  if (question !== questions) return; // what to show has been asked for since, perhaps otherwise
+  if (question !== questions) return; // a newer request, perhaps with another filter, is under way
   if (table.offset && table.offset >= found.matching) {
-    table.offset = Math.max(0, Math.floor((found.matching - 1) / ROWS) * ROWS);
+    table.offset = Math.max(0, Math.floor((found.matching - 1) / CLIENTS_PER_PAGE) * CLIENTS_PER_PAGE);
     return askClients();
   }
   showClients(found);
@@ -135,13 +135,13 @@ function showConnection() {
   set(at("connection"), failures ? "not connected" : `live · ${clock(reachedAt)}`);
   if (!failures) return;
   const since = reachedAt ? `since ${clock(reachedAt)}` : "yet";
-  set(away, `Coordinator not reached ${since}. What is shown is from then; trying again by itself.`);
+  set(away, `Coordinator not reached ${since}. The page shows the state of that moment and keeps trying.`);
 }
 
-// ---- showing
+// ---- display
 
 function showStatus(status) {
-  const word = status.paused && status.phase !== "paused" ? `${WORDS[status.phase]}, then paused` : (WORDS[status.phase] ?? status.phase);
+  const word = status.paused && status.phase !== "paused" ? `${PHASE_TITLES[status.phase]}, then paused` : (PHASE_TITLES[status.phase] ?? status.phase);
   document.title = `${word}${status.rounds.done ? ` ${status.rounds.done}/${status.rounds.all}` : ""} · ssfl`;
   set(at("run-id"), status.run_id || "(not begun)");
   set(at("version"), `ssfl ${status.version}`);
@@ -196,7 +196,7 @@ function showFacts(status) {
   });
 }
 
-/** Accuracy and loss; of a task without accuracy its first metric, if it has one. */
+/** Return the facts on accuracy and loss. A task without accuracy has its first metric instead, or only the loss. */
 function qualityFacts({ accuracy, loss, metrics }) {
   const more = Object.entries(metrics).filter(([name]) => name !== "accuracy");
   const lossFact = ["Loss", known(loss, (value) => value.toPrecision(4)), ""];
@@ -217,9 +217,9 @@ function showNotices(status) {
   if (stall) {
     const more = stall.num_missing - stall.missing.length;
     const missing = stall.missing.join(", ") + (more > 0 ? ` and ${more} more` : "");
-    notices.push(["bad", `The run cannot go on: ${stall.reason}, for ${seconds(stall.seconds)} now. Missing: ${missing || "nobody known"}. It takes ${stall.unblock}.`]);
+    notices.push(["bad", `The run cannot continue: ${stall.reason}, for ${seconds(stall.seconds)} now. Missing: ${missing || "no known client"}. It takes ${stall.unblock}.`]);
   }
-  if (status.disk.full) notices.push(["bad", "The disk is full: make room, then the run goes on by itself."]);
+  if (status.disk.full) notices.push(["bad", "The disk is full: free some space, and the run continues."]);
   else if (status.disk.free_bytes < 0.05 * status.disk.size_bytes) notices.push(["", `Less than 5 % of the disk is free: ${bytes(status.disk.free_bytes)}.`]);
   const refused = Object.entries(status.refusals).map(([reason, count]) => `${reason.replaceAll("_", " ")} ${grouped(count)}`);
   if (refused.length) notices.push(["", `Calls refused since the coordinator started: ${refused.join(", ")}.`]);
@@ -342,7 +342,7 @@ function showClients(found) {
       if (name === "name" && place.title !== client.name) place.title = client.name;
     });
   });
-  at("pages").hidden = matching <= ROWS;
+  at("pages").hidden = matching <= CLIENTS_PER_PAGE;
   set(at("page-note"), `${grouped(offset + 1)} to ${grouped(offset + clients.length)} of ${grouped(matching)}`);
   at("back").disabled = offset === 0;
   at("next").disabled = offset + clients.length >= matching;
@@ -375,7 +375,7 @@ function buildHead() {
       const turned = table.sort === name && table.order === "ascending" ? "descending" : "ascending";
       Object.assign(table, { sort: name, order: turned, offset: 0 });
       markSorted();
-      again();
+      refreshClients();
     });
     cell.append(button);
     row.append(cell);
@@ -396,7 +396,7 @@ function showEvents(news, anew) {
   const list = at("events");
   if (anew) list.replaceChildren();
   for (const one of news) list.prepend(newEvent(one));
-  while (list.childElementCount > EVENTS) list.lastChild.remove();
+  while (list.childElementCount > MAX_EVENTS) list.lastChild.remove();
   if (!list.childElementCount) list.append(make("li", "nothing has happened yet"));
   hideEvents();
 }
@@ -418,7 +418,7 @@ function newEvent({ time, level, event, fields }) {
   const words = Object.entries(fields).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
   const shown = make("span", words.length ? ` ${words.join(" ")}` : "");
   shown.className = "fields";
-  if (words.length <= SHORT) what.append(shown);
+  if (words.length <= MAX_INLINE_FIELDS) what.append(shown);
   else rest.push(...words);
   if (rest.length) {
     const details = make("details");
@@ -431,7 +431,7 @@ function newEvent({ time, level, event, fields }) {
   return item;
 }
 
-/** Show the newest events whole, or all of them; the list never ends in the middle of a line. */
+/** Show the newest events, or all of them, and hide the others. */
 function hideEvents() {
   const only = at("only-bad").checked;
   const items = [...at("events").children];
@@ -442,7 +442,7 @@ function hideEvents() {
   set(at("all-events"), allEvents ? `show the newest ${NEWEST_EVENTS}` : `show all ${grouped(wanted.length)}`);
 }
 
-// ---- small things
+// ---- helpers
 
 function lastSeen({ state, last_seen_s: silent }) {
   if (["left", "removed"].includes(state) || silent === null) return "–";
@@ -457,7 +457,7 @@ function clock(date) {
   return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
 
-/** Change a text only where it differs: a selection stays, a screen reader is not told again. */
+/** Set a text only if it differs: this keeps the selection, and a screen reader does not repeat the text. */
 function set(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -468,8 +468,8 @@ function make(name, text) {
   return node;
 }
 
-/** Ask for the clients again, now: what to show of them was changed. */
-async function again() {
+/** Request the clients at once, after a change of filter, state, order or page. */
+async function refreshClients() {
   try {
     await askClients();
   } catch (error) {
@@ -479,23 +479,23 @@ async function again() {
 
 at("filter").addEventListener("input", (event) => {
   Object.assign(table, { filter: event.target.value, offset: 0 });
-  again();
+  refreshClients();
 });
 at("state").addEventListener("change", (event) => {
   Object.assign(table, { state: event.target.value, offset: 0 });
-  again();
+  refreshClients();
 });
 at("round").addEventListener("change", (event) => {
   picked = event.target.value;
   showTimeline();
 });
 at("back").addEventListener("click", () => {
-  table.offset = Math.max(0, table.offset - ROWS);
-  again();
+  table.offset = Math.max(0, table.offset - CLIENTS_PER_PAGE);
+  refreshClients();
 });
 at("next").addEventListener("click", () => {
-  table.offset += ROWS;
-  again();
+  table.offset += CLIENTS_PER_PAGE;
+  refreshClients();
 });
 at("only-bad").addEventListener("change", hideEvents);
 at("all-events").addEventListener("click", () => {
@@ -504,7 +504,7 @@ at("all-events").addEventListener("click", () => {
 });
 at("bytes-rows").addEventListener("toggle", fillByteRows);
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) turn();
+  if (!document.hidden) poll();
 });
 buildHead();
-turn();
+poll();

@@ -1,29 +1,29 @@
-// Charts for people, drawn as SVG into an element: no library, no import, no build.
+// Charts, drawn as SVG into an element. There is no library, no import and no build step.
 //
 //   lineChart(element, {label, series: [{name, points: [[x, y]], look, end}], xLabel, yLabel, format, zoom})
 //   stackedBars(element, {label, columns: [{name, parts: [number]}], parts: [name], xLabel, format})
 //   bars(element, {label, rows: [{name, parts: [number], note}], parts: [name], format})
-//   phaseBars(element, rounds, {label})     seconds of rounds by phase, a column for each
-//   timeline(element, round, {label})       one round (of several: the newest), a row for each client
-//   densityBars(element, layers, {label})   what the mask keeps of each layer
+//   phaseBars(element, rounds, {label})     seconds by phase, a column for each round
+//   timeline(element, round, {label})       one round (the newest of a list), a row for each client
+//   densityBars(element, layers, {label})   share of each layer that the mask keeps
 //
-// Every chart can be read without seeing it, and without a mouse: it is one stop of the Tab key, the
-// arrow keys, Home and End go from point to point, a screen reader is told each ("slider" with
-// a text), and below it the same numbers are a table. Series differ by line style, mark or pattern,
-// never by colour alone. Colours come from style.css (light and dark). Text only ever goes in as
-// text: names of clients and layers come from the network.
+// Every chart is accessible with a keyboard and a screen reader. It is one stop of the Tab key. The
+// arrow keys, Home and End move between its points, and a screen reader reads each (a slider with a
+// value text). The same numbers are in a table below the chart. Series differ by line style, mark or
+// pattern, never by colour alone. Colours come from style.css (light and dark). Names of clients and
+// layers come from the network, so text is inserted as text, never as HTML.
 //
-// A chart is drawn at the width that its element has, and again when that changes. Drawing into an
-// element that has a chart replaces it; the point that somebody reads stays the one being read.
+// A chart is drawn at the width of its element, and again when that changes. Drawing into an element
+// that has a chart replaces the chart; the selected point stays selected.
 
 const SVG = "http://www.w3.org/2000/svg";
-const FONT = 12;
-const CHARACTER = 6.6; // width of one, on average, at this size
-const MOST_TICKS = 6;
-const TABLE_ROWS = 1000;
-const LEAST_SPAN = 0.1; // of accuracy, on an axis that begins above its lowest value
-// A look is a number: a colour of style.css, a line style, a mark and a pattern. Sparse runs have
-// look SPARSE and dense runs look DENSE in every chart, so lines of other meanings leave DENSE out.
+const FONT_SIZE = 12;
+const CHARACTER_WIDTH = 6.6; // average, in pixels, at this font size
+const MAX_TICKS = 6;
+const MAX_TABLE_ROWS = 1000;
+const MIN_SPAN = 0.1; // smallest range of accuracy on an axis that does not show the lowest values
+// A look is a number that selects a colour of style.css, a line style, a mark and a pattern. In every
+// chart, sparse runs have the look SPARSE and dense runs DENSE. No other line uses DENSE.
 export const SPARSE = 0;
 export const DENSE = 1;
 const LINE_LOOKS = [0, 2, 3, 5];
@@ -32,15 +32,15 @@ const DASHES = ["", "7 4", "2 3", "9 3 2 3", "1 3", "12 4"];
 const MARKS = ["circle", "square", "triangle", "diamond", "square", "circle"];
 const PATTERNS = ["plain", "dots", "stripes", "cross", "hatch", "lines"];
 
-const charts = new WeakMap(); // element -> what is drawn in it
+const charts = new WeakMap(); // element -> frame of the chart drawn in it
 let lastId = 0;
 
-// ---- what the page and the report call
+// ---- charts that the page and the report draw
 
 /**
- * Lines over numbers; a gap where y is null. `within`: what y can be, as [least, most]. `zoom`: the
- * axis begins where most of the values are (axisFloor). A series may have a `look`, and an `end`: a
- * point of another series that its line leads to.
+ * Draw lines over a numeric x axis, with a gap where y is null. `within` is the range of possible y
+ * values, as [min, max]. With `zoom`, the y axis begins where most of the values are (axisFloor). A
+ * series may have a `look`, and an `end`: a point of another series to which its line is extended.
  */
 export function lineChart(element, chart) {
   const series = chart.series.map((one, k) => ({
@@ -68,7 +68,7 @@ export function lineChart(element, chart) {
   });
 }
 
-/** Upright columns of stacked parts: one column for each round. */
+/** Draw vertical columns of stacked parts. */
 export function stackedBars(element, chart) {
   const format = chart.format ?? plainNumber;
   const total = (column) => column.parts.reduce((sum, value) => sum + (value ?? 0), 0);
@@ -91,7 +91,7 @@ export function stackedBars(element, chart) {
   });
 }
 
-/** Level bars of stacked parts, each under its name; `note` is said behind it. */
+/** Draw horizontal bars of stacked parts, each with its name, and with its `note` at the end. */
 export function bars(element, chart) {
   const format = chart.format ?? plainNumber;
   show(element, {
@@ -113,7 +113,7 @@ export function bars(element, chart) {
   });
 }
 
-/** Seconds of the rounds that were timed, by phase. */
+/** Draw the seconds of each timed round, by phase. */
 export function phaseBars(element, rounds, options = {}) {
   const timed = rounds.filter((one) => one.phases);
   const parts = [...new Set(timed.flatMap((one) => Object.keys(one.phases)))];
@@ -124,7 +124,7 @@ export function phaseBars(element, rounds, options = {}) {
   }); // prettier-ignore
 }
 
-/** One round by client, the slowest first: what each did when (PIECES). */
+/** Draw how each client spent one round (PIECES), the slowest client first. */
 export function timeline(element, rounds, options = {}) {
   const round = Array.isArray(rounds) ? rounds[rounds.length - 1] : rounds;
   const rows = (round?.clients ?? [])
@@ -150,7 +150,7 @@ export function timeline(element, rounds, options = {}) {
   });
 }
 
-/** What the mask keeps of each layer: rows, or for a deep model upright columns in its order. */
+/** Draw the share of each layer that the mask keeps: bars, or columns for more than 24 layers. */
 export function densityBars(element, layers, options = {}) {
   const label = options.label ?? "Kept weights by layer";
   const note = (one) => `${grouped(one.kept)} of ${grouped(one.size)}`;
@@ -171,9 +171,9 @@ export function densityBars(element, layers, options = {}) {
   }
 }
 
-// ---- numbers for people
+// ---- numbers as text
 
-/** 1,234.5 with at most four digits that matter. */
+/** Return a number as text: 1,235, 12.35; below 1,000 with at most four significant digits. */
 export function plainNumber(value) {
   if (!Number.isFinite(value)) return String(value);
   const digits = Math.abs(value) >= 1000 ? 0 : 4;
@@ -184,14 +184,14 @@ export function grouped(value) {
   return value.toLocaleString("en-US");
 }
 
-/** 1 client, 2 clients. */
+/** Return a count with its noun: 1 client, 2 clients. */
 export function counted(count, one) {
   return `${grouped(count)} ${one}${count === 1 ? "" : "s"}`;
 }
 
 /**
- * Lines of tests by round: by the round's clients and by all. The first leads to the newest test by
- * all clients, which has no later round.
+ * Return two series of test results by round: tests by the clients of the round, and by all clients.
+ * The first line is extended to the newest test by all clients, if that is later than its last point.
  */
 export function testSeries(curve, evaluations, of) {
   const known = (points) => points.filter(([, y]) => y !== null);
@@ -206,14 +206,14 @@ export function testSeries(curve, evaluations, of) {
     .filter((one) => known(one.points).length);
 }
 
-/** What to draw of tests: accuracy or, where a task has none, its first metric; null: loss alone. */
+/** Return the measure to draw: accuracy or, for a task without it, the first metric; null if only the loss is known. */
 export function measureOf(points) {
   if (points.some((one) => one.accuracy !== null)) return { name: "accuracy", of: (one) => one.accuracy, isShare: true };
   const name = points.flatMap((one) => Object.keys(one.metrics ?? {}))[0];
   return name === undefined ? null : { name, of: (one) => one.metrics?.[name] ?? null, isShare: false };
 }
 
-/** 12.3 %; near a hundred with two digits more, and 100 % for nothing else than all. */
+/** Return a share as a percentage: 12.3 %. From 99 % to 101 % it has two decimals; only 1 gives 100 %. */
 export function percent(value) {
   const hundredfold = 100 * value;
   if (value === 1 || hundredfold < 99 || hundredfold > 101) return `${Number(hundredfold.toPrecision(3))} %`;
@@ -221,7 +221,7 @@ export function percent(value) {
   return `${rounded !== 100 ? rounded : value < 1 ? 99.99 : 100.01} %`;
 }
 
-/** 850 B, 12.3 kB, 1.2 GB. */
+/** Return a number of bytes with its unit: 850 B, 12.3 kB, 1.2 GB. */
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let at = 0;
@@ -229,7 +229,7 @@ export function bytes(value) {
   return `${at ? Number(value.toPrecision(3)) : Math.round(value)} ${units[at]}`;
 }
 
-/** 35 ms, 2.4 s, 3 min 20 s, 5 h 12 min. */
+/** Return a duration with its units: 35 ms, 2.4 s, 3 min 20 s, 5 h 12 min. */
 export function seconds(value) {
   if (value < 0.9995) return `${Math.round(1000 * value)} ms`;
   if (value < 99.95) return `${Number(value.toPrecision(3))} s`;
@@ -248,7 +248,7 @@ function shown(value, format) {
 function show(element, chart) {
   const before = charts.get(element);
   if (before) {
-    const followed = before.at >= before.chart.count - 1; // who reads the newest goes on with it
+    const followed = before.at >= before.chart.count - 1; // a selected newest point moves to the new newest one
     before.chart = chart;
     before.at = followed ? chart.count - 1 : Math.min(before.at, chart.count - 1);
     return refresh(before);
@@ -394,7 +394,7 @@ function fillLegend(frame) {
 function fillTable(frame) {
   const { chart, details, table } = frame;
   if (!details.open || !chart.count) return;
-  const rows = Math.min(chart.count, TABLE_ROWS);
+  const rows = Math.min(chart.count, MAX_TABLE_ROWS);
   const made = html("table", {});
   const head = html("tr", {});
   for (const name of chart.head) head.append(name ? html("th", { scope: "col" }, name) : html("td", {}));
@@ -442,7 +442,7 @@ function drawLines(board, chart, series, xs, byX, format) {
     const pieces = piecesBetweenGaps(one.points);
     for (const piece of pieces) {
       line(within, one.look, piece.map(([px, py]) => put(px, py)));
-      const every = Math.max(1, Math.ceil(piece.length / 8)); // marks tell lines apart, not points
+      const every = Math.max(1, Math.ceil(piece.length / 8)); // marks distinguish lines, so a few are enough
       piece.forEach(([px, py], at) => {
         const marked = piece.length < 12 || at % every === 0 || at === piece.length - 1;
         if (marked && py >= y.low) mark(board.svg, one.look, ...put(px, py));
@@ -485,7 +485,7 @@ function drawColumns(board, chart, total, format) {
     });
   });
   if (chart.names !== false) {
-    const widest = Math.max(...columns.map((column) => column.name.length), 1) * CHARACTER + 10;
+    const widest = Math.max(...columns.map((column) => column.name.length), 1) * CHARACTER_WIDTH + 10;
     const every = Math.max(1, Math.ceil(widest / step));
     columns.forEach((column, at) => {
       if (at % every === 0) text(board.svg, middle(at), area.bottom + 16, column.name, "middle");
@@ -500,9 +500,9 @@ function drawColumns(board, chart, total, format) {
 
 function drawBars(board, chart, format) {
   const { rows } = chart;
-  const narrow = board.width < 480; // a phone: names above their bars
-  const names = Math.max(...rows.map((row) => row.name.length)) * CHARACTER + 12;
-  const notes = Math.max(...rows.map((row) => ending(chart, row, format).length)) * CHARACTER + 12;
+  const narrow = board.width < 480; // on a phone, names are above their bars
+  const names = Math.max(...rows.map((row) => row.name.length)) * CHARACTER_WIDTH + 12;
+  const notes = Math.max(...rows.map((row) => ending(chart, row, format).length)) * CHARACTER_WIDTH + 12;
   const left = narrow ? 0 : Math.min(names, board.width * 0.34);
   const right = board.width - Math.min(notes, board.width * (narrow ? 0.5 : 0.34));
   const tall = narrow ? 40 : 26;
@@ -521,7 +521,7 @@ function drawBars(board, chart, format) {
       block(board.svg, board, x(before), top, x(before + value) - x(before), 18, row.fill ?? k);
       before += value;
     });
-    // Beside a reference line, endings stand in a column that the line cannot cross.
+    // With a reference line, the texts after the bars form a column that the line does not cross.
     const from = (chart.reference ? right : x(before)) + 6;
     text(board.svg, from, top + 13, ending(chart, row, format), "start", "strong halo");
     if (chart.reference) {
@@ -544,7 +544,7 @@ const PIECES = ["until it took its task", "broadcast", "training", "queue to upl
 const PIECE_FILLS = [4, 5, 0, 3, 2, 4];
 const PIECE_LEGEND = [...PIECES.slice(1, -1).map((name, k) => ({ name, fill: PIECE_FILLS[k + 1] })), { name: "waiting", fill: 4 }];
 
-/** Cut a client's time into pieces: was away, was sent its task, worked, queued for a slot, sent, waited. */
+/** Return a client's time in a round as one piece for each name in PIECES. */
 function piecesOf(row, end) {
   const received = Math.max(0, row.received_s);
   const upload = Math.min(Math.max(0, row.upload_s ?? 0), received);
@@ -563,7 +563,7 @@ function piecesOf(row, end) {
 
 function drawTimeline(board, rows, pieces, end, round) {
   const narrow = board.width < 480;
-  const names = Math.max(...rows.map((row) => row.client.length)) * CHARACTER + 12;
+  const names = Math.max(...rows.map((row) => row.client.length)) * CHARACTER_WIDTH + 12;
   const left = narrow ? 0 : Math.min(names, board.width * 0.3);
   const right = board.width - 12;
   const tall = narrow ? 36 : 22;
@@ -573,10 +573,10 @@ function drawTimeline(board, rows, pieces, end, round) {
   board.size(height);
   board.level = true;
   text(board.svg, left, 12, "time since the round began", "start", "strong");
-  for (const { at, text: told } of timeTicks(end, right - left)) {
+  for (const { at, text: label } of timeTicks(end, right - left)) {
     board.svg.append(svg("line", { x1: x(at), x2: x(at), y1: top - 4, y2: height, class: "grid" }));
-    const anchor = at === 0 ? "start" : x(at) > right - (told.length * CHARACTER) / 2 ? "end" : "middle";
-    text(board.svg, x(at), 29, told, anchor);
+    const anchor = at === 0 ? "start" : x(at) > right - (label.length * CHARACTER_WIDTH) / 2 ? "end" : "middle";
+    text(board.svg, x(at), 29, label, anchor);
   }
   rows.forEach((row, at) => {
     const y = top + at * tall + (narrow ? 16 : 2);
@@ -593,7 +593,7 @@ function drawTimeline(board, rows, pieces, end, round) {
 }
 
 function axes(board, height, y, x, chart) {
-  const left = Math.max(...y.ticks.map((tick) => y.format(tick).length)) * CHARACTER + 14;
+  const left = Math.max(...y.ticks.map((tick) => y.format(tick).length)) * CHARACTER_WIDTH + 14;
   const area = { left, right: board.width - 14, top: chart.yLabel || chart.reference ? 26 : 12, bottom: height - (chart.xLabel ? 40 : 22) };
   area.y = (value) => area.bottom - ((area.bottom - area.top) * (value - y.low)) / (y.high - y.low);
   area.x = (value) => area.left + ((area.right - area.left) * (value - x.low)) / (x.high - x.low);
@@ -629,8 +629,8 @@ function outline(board) {
 }
 
 /**
- * A range that contains low and high, its ticks at round numbers and how to write them; in a row of
- * `room` pixels, as many as can be read.
+ * Return the scale of an axis: a range that contains low and high, its ticks at round numbers, and the
+ * format of their labels. With `room`, the length of the axis in pixels, the labels do not overlap.
  */
 function scale(low, high, format, { whole = false, within = [-Infinity, Infinity], room = Infinity } = {}) {
   if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
@@ -640,24 +640,24 @@ function scale(low, high, format, { whole = false, within = [-Infinity, Infinity
     return { low, high, ticks, format };
   }
   const isTime = format === seconds;
-  const step = (isTime ? timeStep : decimalStep)(high - low, MOST_TICKS);
+  const step = (isTime ? timeStep : decimalStep)(high - low, MAX_TICKS);
   const bottom = Math.max(within[0], Math.floor(low / step + 1e-9) * step);
   const top = Math.min(within[1], Math.ceil(high / step - 1e-9) * step);
-  const told = isTime ? (tick) => timeText(tick, top) : format;
-  return { low: bottom, high: top, ticks: ticksOf(bottom, top, step), format: told };
+  const tickFormat = isTime ? (tick) => timeText(tick, top) : format;
+  return { low: bottom, high: top, ticks: ticksOf(bottom, top, step), format: tickFormat };
 }
 
-/** Ticks of a time axis from 0 to `end`, `room` pixels long: where, and what is written there. */
+/** Return the ticks of a time axis from 0 to `end`, `room` pixels long: position and label of each. */
 export function timeTicks(end, room) {
-  const told = (tick) => timeText(tick, end);
-  return fitting(room, told, end, (most) => ticksOf(0, end, timeStep(end, most))).map((at) => ({ at, text: told(at) }));
+  const label = (tick) => timeText(tick, end);
+  return fitting(room, label, end, (most) => ticksOf(0, end, timeStep(end, most))).map((at) => ({ at, text: label(at) }));
 }
 
-/** As many ticks as can be written beside each other, with room for the outer ones to move inwards. */
+/** Return as many ticks as have room for their labels, with space for the outer labels to move inwards. */
 function fitting(room, format, length, ticksFor) {
-  for (let most = MOST_TICKS; most > 2; most -= 1) {
+  for (let most = MAX_TICKS; most > 2; most -= 1) {
     const ticks = ticksFor(most);
-    const widest = Math.max(...ticks.map((tick) => format(tick).length)) * CHARACTER;
+    const widest = Math.max(...ticks.map((tick) => format(tick).length)) * CHARACTER_WIDTH;
     if (ticks.length < 2 || 1.5 * widest + 8 <= (room * (ticks[1] - ticks[0])) / length) return ticks;
   }
   return ticksFor(2);
@@ -665,14 +665,14 @@ function fitting(room, format, length, ticksFor) {
 
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
-/** The distance of ticks that people count time in: 1, 2, 5, 10, 15 or 30 s or min, or hours. */
+/** Return the distance between the ticks of a time axis: one of TIME_STEPS, a part of a second, or days. */
 function timeStep(length, most) {
   const rough = length / (most - 1);
   if (rough <= 0.5) return decimalStep(length, most);
   return TIME_STEPS.find((one) => one >= rough - 1e-9) ?? 86400 * Math.max(1, decimalStep(length / 86400, most));
 }
 
-/** 250 ms, 7.5 s, 1 min 30 s, 2 h: in the units that suit an axis up to `end`. */
+/** Return the label of a time tick, in units that suit an axis up to `end`: 250 ms, 7.5 s, 1 min 30 s, 2 h. */
 function timeText(value, end) {
   if (value === 0) return "0";
   if (end < 1) return `${Number((1000 * value).toPrecision(6))} ms`;
@@ -698,9 +698,9 @@ function wholeStep(length, most) {
 }
 
 /**
- * Where an axis of shares begins so that most of the values can be told apart: at their lower
- * quartile, if those above it lie close together, and at least LEAST_SPAN below the largest, so
- * that noise stays small. Null: the axis shows every value.
+ * Return where an axis of shares begins, so that most of the values can be distinguished: at their
+ * lower quartile, if the values above it are close together, and at least MIN_SPAN below the largest,
+ * so that noise stays small. Return null if the axis shows every value.
  */
 export function axisFloor(values) {
   if (!values.length) return null;
@@ -709,7 +709,7 @@ export function axisFloor(values) {
   const place = 0.25 * (sorted.length - 1);
   const below = sorted[Math.floor(place)];
   const quarter = below + (place % 1) * (sorted[Math.ceil(place)] - below);
-  const floor = Math.min(quarter, high - LEAST_SPAN);
+  const floor = Math.min(quarter, high - MIN_SPAN);
   return high - quarter > (high - low) / 2 || floor <= low ? null : floor;
 }
 
@@ -720,7 +720,7 @@ function ticksOf(low, high, step) {
   return ticks;
 }
 
-/** A group whose lines end at the borders of the area. */
+/** Add a group to the board that clips its lines at the borders of the area, and return it. */
 function clipped(board, area) {
   const id = `${board.id}-area`;
   const clip = svg("clipPath", { id });
@@ -760,7 +760,7 @@ function mark(parent, k, x, y, size = 3.5) {
   );
 }
 
-/** A filled box in the look of part `k`; `small` ones have no pattern and no edge. */
+/** Draw a filled box in the look `k`; a `small` box has no pattern and no edge. */
 function block(parent, board, x, y, width, height, k, small = false) {
   if (width <= 0 || height <= 0) return;
   const box = { x, y, width, height };
@@ -786,12 +786,12 @@ function patterns(picture, id) {
 }
 
 function text(parent, x, y, content, anchor, look = "") {
-  parent.append(svg("text", { x, y, "text-anchor": anchor, "font-size": FONT, class: look }, content));
+  parent.append(svg("text", { x, y, "text-anchor": anchor, "font-size": FONT_SIZE, class: look }, content));
 }
 
-/** Cut a long name in its middle: both ends tell names apart. */
+/** Shorten a long name in its middle, because names may differ at either end. */
 export function shortened(name, room) {
-  const most = Math.max(6, Math.floor(room / CHARACTER + 1e-6)); // a room made of characters fits them
+  const most = Math.max(6, Math.floor(room / CHARACTER_WIDTH + 1e-6)); // 1e-6: against rounding down by one
   if (name.length <= most) return name;
   const head = Math.ceil((most - 1) / 2);
   return `${name.slice(0, head)}…${name.slice(name.length - (most - 1 - head))}`;

@@ -1,4 +1,4 @@
-// The report of one run, or of two beside each other, from the JSON in the page. Stands behind
+// The report of one run, or the comparison of two, from the JSON in the page. This file follows
 // charts.js, report_parts.js and report_compare.js in one script.
 
 function secondsText(value) {
@@ -91,7 +91,7 @@ function curves(page, data) {
   });
 }
 
-/** Accuracy or loss against the bytes spent so far; runs: [{name, data}]. */
+/** Draw accuracy or loss over the bytes sent so far; runs: [{name, data, look}]. */
 function overBytes(made, key, runs) {
   const spent = runs.map(({ name, data, look = SPARSE }) => ({ name, look, points: pointsOverBytes(data, key) }));
   const most = Math.max(...spent.flatMap((one) => one.points.map(([x]) => x)), 0);
@@ -292,7 +292,7 @@ function modelCard(page, data) {
   }
 }
 
-const told = JSON.parse(document.getElementById("data").textContent);
-const shownAt = document.getElementById("report");
-if (told.kind === "comparison") comparison(told, shownAt);
-else runReport(told, shownAt);
+const reportData = JSON.parse(document.getElementById("data").textContent);
+const reportRoot = document.getElementById("report");
+if (reportData.kind === "comparison") comparison(reportData, reportRoot);
+else runReport(reportData, reportRoot);

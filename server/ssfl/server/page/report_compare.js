@@ -1,9 +1,9 @@
-// Two runs beside each other. Stands behind report_parts.js in one script.
+// The comparison of two runs. This file follows report_parts.js in one script.
 
 function comparison(data, root) {
   const names = data.names;
-  const told = data.runs.map((run, k) => `${names[k]}: ${run.run_id}, ${run.verdict.text}`);
-  const page = frameOf(root, `${names[0]} and ${names[1]}: two runs compared`, told.join("; "), data.runs[0].software);
+  const verdicts = data.runs.map((run, k) => `${names[k]}: ${run.run_id}, ${run.verdict.text}`);
+  const page = frameOf(root, `${names[0]} and ${names[1]}: two runs compared`, verdicts.join("; "), data.runs[0].software);
   outcomes(page, data);
   const isAccuracy = data.measure === "accuracy";
   const form = isAccuracy ? percent : plainNumber;
@@ -23,7 +23,7 @@ function comparison(data, root) {
   differences(page, data, haveMasks);
 }
 
-/** A look for each run: a sparse and a dense run have their own, two of a kind differ. */
+/** Return the look of each run: SPARSE or DENSE; the second of two runs of the same kind gets another look. */
 function runLooks(runs) {
   const [first, second] = runs.map((run) => (hasMask(run) ? SPARSE : DENSE));
   return [first, first === second ? first + 2 : second];

@@ -1,9 +1,9 @@
-// Parts of a report: cards, tables, facts, pictures of a mask. Stands behind charts.js in one
-// script. Text only ever goes in as text.
+// Parts of a report: cards, tables, facts, pictures of a mask. This file follows charts.js in one
+// script. Text is inserted as text, never as HTML.
 
 const UNKNOWN = "unknown";
 
-/** A new element; children are elements or text. */
+/** Return a new element; children are elements or text. */
 function node(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
@@ -11,7 +11,7 @@ function node(name, attributes = {}, ...children) {
   return made;
 }
 
-/** A card with a heading, added to `page`; returns it. */
+/** Add a card with a heading to `page`, and return it. */
 function card(page, title, { half = false, note = "" } = {}) {
   const id = `part-${page.childElementCount + 1}`;
   const made = node("section", { class: half ? "card half" : "card", "aria-labelledby": id });
@@ -26,14 +26,14 @@ function words(parent, content, look = "") {
   parent.append(node("p", look ? { class: look } : {}, content));
 }
 
-/** An element for a chart, added to `parent`. */
+/** Add an element for a chart to `parent`, and return it. */
 function place(parent) {
   const made = node("div");
   parent.append(made);
   return made;
 }
 
-/** [[name, value, small print]] as a list of facts. */
+/** Add a list of facts; rows: [[name, value, small print]]. */
 function facts(parent, rows) {
   const list = node("dl", { class: "facts" });
   for (const [name, value, more] of rows) {
@@ -45,8 +45,8 @@ function facts(parent, rows) {
 }
 
 /**
- * A table. columns: [{name, of: row => value, as: value => text, words}]. A click on a column's
- * name sorts by it, if `sorts`; a long one scrolls, unless it is `whole`.
+ * Add a table; columns: [{name, of: row => value, as: value => text, words}]. With `sorts`, a click on
+ * the name of a column sorts the rows by it. A long table scrolls, unless it is `whole`.
  */
 function table(parent, caption, columns, rows, { sorts = false, whole = false } = {}) {
   const made = node("table");
@@ -75,7 +75,7 @@ function table(parent, caption, columns, rows, { sorts = false, whole = false } 
     fillIn([...rows].sort((a, b) => (falling ? order(b, a) : order(a, b))));
   }
   const look = whole ? "table-scroll whole" : "table-scroll";
-  // What the table says stands above it: it is not scrolled away with the columns.
+  // The caption is outside the table, so that it does not scroll with the columns.
   parent.append(node("p", { class: "caption" }, caption));
   parent.append(node("div", { class: look, tabindex: "0", role: "region", "aria-label": caption }, made));
 }
@@ -100,19 +100,19 @@ function compared(a, b) {
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
 }
 
-/** What needs a click to be seen; in print it is always there. */
+/** Add an element that a click unfolds, and return it; in print it is always unfolded. */
 function folded(parent, title) {
   const made = node("details", { class: "folded" }, node("summary", {}, title));
   parent.append(made);
   return made;
 }
 
-/** Lines of code or commands. */
+/** Add lines of code or commands. */
 function listing(parent, label, lines) {
   parent.append(node("pre", { tabindex: "0", role: "region", "aria-label": label }, node("code", {}, lines.join("\n"))));
 }
 
-/** Points over bytes, in a unit that suits the most of them. */
+/** Return the unit of an axis whose largest value is `most` bytes: its size and its name. */
 function byteUnit(most) {
   return most >= 5e9 ? [1e9, "GB"] : most >= 5e6 ? [1e6, "MB"] : [1e3, "kB"];
 }
@@ -121,7 +121,7 @@ function ratioText(value) {
   return value === null || value === undefined ? "–" : `${Number(value.toPrecision(3))}`;
 }
 
-/** A time of day, the same wherever the report is read. */
+/** Return date and time in UTC, so that the text does not depend on the reader's time zone. */
 function dateText(value) {
   return value === null || value === undefined ? "–" : `${new Date(1000 * value).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
@@ -136,9 +136,9 @@ function lossText(value) {
 
 // ---- the mask itself
 
-const SCALE_STEPS = 32;
+const SCALE_STEPS = 32; // colours in the legend of the pictures
 
-/** Each masked tensor as a picture: rows are what the layer puts out; brighter, more is kept. */
+/** Draw each masked tensor as a picture; a row is an output of the layer, and brighter blocks keep more. */
 function maskPictures(parent, pictures) {
   const most = Math.max(...pictures.map((one) => one.most), 1e-9);
   const grid = node("div", { class: "pictures" });
@@ -166,12 +166,12 @@ function paint(canvas, one, most) {
   context.putImageData(image, 0, 0);
 }
 
-// From dark blue over green to yellow: lightness alone tells the order, in grey and in any vision.
-const HEAT = [[17, 24, 64], [38, 70, 128], [30, 127, 128], [72, 176, 96], [170, 214, 62], [253, 240, 120]]; // prettier-ignore
+// From dark blue through green to yellow. Lightness increases, so the order is visible in greyscale too.
+const HEAT_COLOURS = [[17, 24, 64], [38, 70, 128], [30, 127, 128], [72, 176, 96], [170, 214, 62], [253, 240, 120]]; // prettier-ignore
 
 function heat(share) {
-  const along = Math.max(0, Math.min(1, share)) * (HEAT.length - 1);
-  const at = Math.min(HEAT.length - 2, Math.floor(along));
-  const mixed = HEAT[at].map((low, k) => low + (HEAT[at + 1][k] - low) * (along - at));
+  const along = Math.max(0, Math.min(1, share)) * (HEAT_COLOURS.length - 1);
+  const at = Math.min(HEAT_COLOURS.length - 2, Math.floor(along));
+  const mixed = HEAT_COLOURS[at].map((low, k) => low + (HEAT_COLOURS[at + 1][k] - low) * (along - at));
   return [...mixed, 255];
 }

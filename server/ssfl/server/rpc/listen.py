@@ -1,4 +1,4 @@
-"""Sockets: the client port, the admin port, health and reflection."""
+"""The gRPC servers: the client port, with health and reflection, and the admin port."""
 
 import socket
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 if TYPE_CHECKING:
     from ssfl.server.rpc.tls import Security  # loads cryptography
 
-# Clients ping every 10 s (docs/wire-format.md, section Connections): allow that.
+# Clients may ping every 10 s (docs/wire-format.md, section Connections).
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -36,15 +36,15 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),  # without this, a second server could silently share the port
-    # Otherwise a connection keeps read buffers as large as its largest burst: 1.4 MB for each
+    ("grpc.so_reuseport", 0),  # otherwise a second server could share the port without an error
+    # By default a connection keeps read buffers as large as its largest burst: 1.4 MB for each
     # client that has uploaded megabytes (docs/decisions/0002-asyncio-server.md).
     ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
 ]
-GRACE_S = 1.0
-# The client port only, which is open to untrusted peers.
+GRACE_S = 1.0  # for open calls when a server stops
+# These two apply only to the client port, which is open to untrusted peers.
 HANDSHAKE_S = 20  # a connection that does not speak HTTP/2 by then is closed
-IDLE_S = 300  # close a connection without calls; a working client calls every 10 s
+IDLE_S = 300  # a connection without calls is closed; a working client calls every 10 s
 
 
 def client_options(max_connections: int) -> list[tuple[str, int]]:
@@ -76,9 +76,11 @@ class Listener:
         service = service_for(config, coordinator, names_proven=mutual)
         self.uploads = service.uploads
         authenticator = Authenticator(token=token, certificates=mutual)
-        status = StatusInterceptor(coordinator.refusals, config.run.no_progress_s, authenticator)
+        client_interceptor = StatusInterceptor(
+            coordinator.refusals, config.run.no_progress_s, authenticator
+        )
         self._clients = grpc.aio.server(
-            interceptors=[status],
+            interceptors=[client_interceptor],
             options=client_options(connections_that_fit(config.max_connections)),
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, self._clients)
@@ -88,11 +90,11 @@ class Listener:
         names = (name, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._clients)
         # Refusals on the admin port are logged, but not counted as refusals of clients.
-        slips = StatusInterceptor(
+        admin_interceptor = StatusInterceptor(
             Refusals(coordinator.clock, lambda _name: False),
             authenticator=Authenticator(certificates=mutual, admin=True),
         )
-        self._admin = grpc.aio.server(interceptors=[slips], options=OPTIONS)
+        self._admin = grpc.aio.server(interceptors=[admin_interceptor], options=OPTIONS)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminService(coordinator, str(config.out_dir)), self._admin
         )
@@ -100,7 +102,7 @@ class Listener:
         self.admin_port = 0
 
     async def start(self) -> None:
-        """Listen; raise ProgramError(PORT_IN_USE) if a port is not available."""
+        """Listen on both ports; raise ProgramError(PORT_IN_USE) if one is not available."""
         config = self._config
         self.port = self._bind(self._clients, config.host, config.port, "--port")
         self._connections.port = self.port
@@ -114,21 +116,21 @@ class Listener:
     def _bind(self, server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            _try(host, port)  # gRPC does not report the reason
+            _check_address(host, port)  # the error of gRPC does not include the reason
             if self._security and (certificates := self._security.certificates):
                 return int(server.add_secure_port(address, certificates.server_credentials()))
             return int(server.add_insecure_port(address))
         except (OSError, RuntimeError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise ProgramError(
-                f"cannot listen on {address}: {why}; choose another with {flag}, or {flag} 0 for a "
-                f"free one (the host is set with {flag.replace('port', 'host')})",
+                f"cannot listen on {address}: {why}; choose another port with {flag}, or {flag} 0 "
+                f"for a free one (the host is set with {flag.replace('port', 'host')})",
                 ExitCode.PORT_IN_USE,
             ) from error
 
     async def stop(self) -> None:
-        """Refuse new calls and end open ones. Does nothing before `start`."""
-        await self._connections.count()  # before the connections close
+        """Refuse new calls, and end open ones after GRACE_S. Has no effect before `start`."""
+        await self._connections.count()  # count their bytes before they close
         await self._health.enter_graceful_shutdown()
         await self._clients.stop(GRACE_S)
         await self._admin.stop(GRACE_S)
@@ -149,9 +151,9 @@ def service_for(
     return CoordinatorService(context, receiver, config.reference_coding, limits)
 
 
-def _try(host: str, port: int) -> None:
-    """Raise OSError if the address cannot be listened on."""
-    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+def _check_address(host: str, port: int) -> None:
+    """Raise OSError if a socket cannot be bound to the address."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(place)
+        probe.bind(address)

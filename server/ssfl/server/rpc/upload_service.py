@@ -9,7 +9,7 @@ from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.run.state import Member
-from ssfl.server.uploads.receive import Upload, UploadReceiver, first
+from ssfl.server.uploads.receive import Upload, UploadReceiver, read_header
 from ssfl.server.uploads.score_and_update import ScoreUpload, UpdateUpload
 from ssfl.server.uploads.step_upload import UploadServices
 from ssfl.v1 import coordinator_pb2 as pb
@@ -75,7 +75,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, requests: AsyncIterator[Any], phase: str, context: Any
     ) -> tuple[Any, Member]:
         """Return the first message of an upload, counted, and the member that sent it."""
-        request = await first(requests, self._run.state.settings.no_progress_s)
+        request = await read_header(requests, self._run.state.settings.no_progress_s)
         booked = self._context.client_or_blank(request.caller)
         self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=booked)
         return request, await self._context.member(request.caller, context.peer())

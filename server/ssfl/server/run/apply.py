@@ -173,7 +173,8 @@ def _with_lost_share(state: RunState, lost: tuple[ClientId, ...]) -> RunState:
     if step.work is not Work.TRAIN or not step.cohort:
         return state
     now = len(lost) / len(step.cohort)
-    return replace(state, share_lost=LOST_MEMORY * state.loss_rate + (1 - LOST_MEMORY) * now)
+    expected = state.expected_share_lost
+    return replace(state, share_lost=LOST_MEMORY * expected + (1 - LOST_MEMORY) * now)
 
 
 def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:

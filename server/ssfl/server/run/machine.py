@@ -99,7 +99,7 @@ class _Decision:
             case events.Signal.RESUME:
                 if self.state.paused:
                     self._fact(facts.RunResumed())
-                    self.state = replace(self.state, newcomer_s=self.now_s)  # restart the countdown
+                    self.state = replace(self.state, countdown_from_s=self.now_s)
             case events.RemoveAsked():
                 self._remove_asked(event)
             case events.Signal.DRAIN:
@@ -144,7 +144,7 @@ class _Decision:
             )
         )  # fmt: skip
         if self.state.num_ready > ready_before:
-            self.state = replace(self.state, newcomer_s=self.now_s)
+            self.state = replace(self.state, countdown_from_s=self.now_s)
         return Reply.DONE
 
     def _initialized(self, event: events.Initialized) -> Reply:
@@ -154,7 +154,7 @@ class _Decision:
         if self.state.finished:
             return Reply.STEP_CLOSED
         self._fact(event)
-        self.state = replace(self.state, newcomer_s=self.now_s)
+        self.state = replace(self.state, countdown_from_s=self.now_s)
         return Reply.ACCEPTED
 
     def _received(self, event: events.UploadReceived) -> Reply:
@@ -214,7 +214,7 @@ class _Decision:
 
         self.state = replace(
             state,
-            newcomer_s=moved(state.newcomer_s),
+            countdown_from_s=moved(state.countdown_from_s),
             step_began_s=moved(state.step_began_s),
             asked_s=moved(state.asked_s),
             stall=replace(state.stall, since_s=moved(state.stall.since_s)) if state.stall else None,
@@ -234,7 +234,7 @@ class _Decision:
 
     def _recovered(self) -> None:
         now_s = self.now_s
-        self.state = replace(self.state, newcomer_s=now_s, step_began_s=now_s, asked_s=now_s)
+        self.state = replace(self.state, countdown_from_s=now_s, step_began_s=now_s, asked_s=now_s)
         best = self.state.best
         if best and best.step == self.state.model_step:
             self.actions.append(events.KeepBest(best))  # a crash may have prevented it
@@ -285,7 +285,7 @@ class _Decision:
         if expected:
             begin = state.num_ready >= expected
         else:
-            quiet = self.now_s - state.newcomer_s >= QUIET_S
+            quiet = self.now_s - state.countdown_from_s >= QUIET_S
             begin = state.num_ready >= state.settings.min_clients and quiet
         if begin:
             self._fact(facts.RunStarted(tuple(state.ready)))

@@ -126,17 +126,19 @@ def _fits(step: Step, more: list[int]) -> bool:
 
 
 def num_to_invite(state: RunState, reports: int) -> int:
-    """Return how many clients to ask to get `reports`, given the recent loss rate."""
-    return reports if state.settings.over_selection <= 1 else clients_for(reports, state.loss_rate)
+    """Return how many clients to ask to get `reports`, given the recent share of lost clients."""
+    if state.settings.over_selection <= 1:
+        return reports
+    return clients_for(reports, state.expected_share_lost)
 
 
-def clients_for(reports: int, loss_rate: float) -> int:
-    """Return how many clients to ask to get `reports` if `loss_rate` of them are lost.
+def clients_for(reports: int, share_lost: float) -> int:
+    """Return how many clients to ask to get `reports` if `share_lost` of them are lost.
 
-    >>> [clients_for(10, rate) for rate in (0.0, 0.1, 0.3, 0.9)]
+    >>> [clients_for(10, share) for share in (0.0, 0.1, 0.3, 0.9)]
     [10, 12, 15, 30]
     """
-    return math.ceil(reports / max(1 - loss_rate, 1 / MAX_OVER_SELECTION) - 1e-9)
+    return math.ceil(reports / max(1 - share_lost, 1 / MAX_OVER_SELECTION) - 1e-9)
 
 
 def goal(state: RunState, clients: list[ClientId]) -> int:

@@ -35,7 +35,7 @@ class Member:
 
     client: ClientId
     session: int  # INVARIANT: no two members have the same session.
-    token: str  # owner of the name; empty: the next token that joins owns it
+    token: str  # the token that owns the name; empty: the next token that joins will own it
     num_samples: int
     manifest_digest: str
     fingerprint: str
@@ -52,10 +52,10 @@ class StepCounts:
     INVARIANT: the counts of a step equal those of a walk over its cohort (`count_step`).
     """
 
-    pending: int = 0  # asked, not removed, and without an accepted upload
+    pending: int = 0  # clients without an accepted upload that were not removed
     not_left: int = 0  # pending clients that have not left; lost ones are included
     here: int = 0  # pending clients that can still report: neither left nor lost
-    slowest_s: float = 0.0  # the latest arrival among accepted uploads, from the step's start
+    slowest_s: float = 0.0  # arrival of the last accepted upload, in seconds from the step's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Step:
     closed: tuple[ClientId, ...] | None = None
     reducer: Reducer = Reducer.WEIGHTED_SUM
     equal_weights: bool = False
-    num_batches: int = 0
-    reason: str = ""
-    goal: int = 0
+    num_batches: int = 0  # SCORE: minibatches scored by each client
+    reason: str = ""  # SCORE: why the mask is refreshed; empty for the first mask
+    goal: int = 0  # TRAIN: number of reports that closes the step; 0: all of the cohort
     fraction_bits: int | None = None
     counts: StepCounts = StepCounts()
 
@@ -90,11 +90,12 @@ class Step:
 
     @property
     def weights(self) -> Mapping[ClientId, int]:
-        """The weight of each client in the mean."""
+        """The weight of each client of the cohort in the mean."""
         return dict.fromkeys(self.cohort, 1) if self.equal_weights else self.cohort
 
     @property
     def pending(self) -> set[ClientId]:
+        """The clients without an accepted upload, removed ones included."""
         return set(self.cohort) - set(self.uploads)
 
 
@@ -110,16 +111,16 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best model so far, by all clients' evaluation."""
+    """The best model so far, according to evaluations by all clients."""
 
     step: int  # the step that produced it
     rounds_done: int
     mask_epoch: int
     mask_digest: str
     base_digest: str
-    accuracy: float | None  # pooled; None if the task has none, then the loss decides
+    accuracy: float | None  # pooled; None if the task has none: the loss is compared instead
     loss: float
-    chosen_on: str  # validation or test: the split that decided
+    chosen_on: str  # the split of accuracy and loss: validation or test
     clients: tuple[ClientId, ...]  # the clients that tested it, sorted
 
     def beats(self, other: "Best") -> bool:
@@ -133,7 +134,10 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """All knowledge of the run. The last block is not journalled and is reset by a restart."""
+    """All that is known of the run.
+
+    The fields from `lost` on do not come from facts: a restart resets them.
+    """
 
     settings: RunSettings
     run_id: str = ""
@@ -141,33 +145,33 @@ class RunState:
     members: Mapping[ClientId, Member] = field(default_factory=dict)
     # INVARIANT: the model is described once; its manifest digest never changes afterwards.
     manifest_digest: str = ""
-    described_by: str = ""  # the client whose model the run has
+    described_by: str = ""  # the client, or the file of --init, that the model came from
     initial_digest: str = ""
     # INVARIANT: the mask epoch never falls, and the mask digest changes only with it.
     mask_epoch: int = 0
     mask_digest: str = ""
     num_kept: int = 0
     base_digest: str = ""
-    model_step: int = 0  # the step that produced mask and base; 0: none yet
+    model_step: int = 0  # the step that produced the current mask or base; 0: none yet
     # The clients that were ready when the run started; empty before that.
     # INVARIANT: founders are set once.
     founders: tuple[ClientId, ...] = ()
     # INVARIANT: rounds_done grows by one with each committed TRAIN step, and never otherwise.
     rounds_done: int = 0
-    rounds_evaluated: int = 0  # rounds_done at the newest evaluation of all clients
-    attempt: int = 0  # how often the next step was void
+    rounds_evaluated: int = 0  # rounds_done at the newest evaluation by all clients
+    attempt: int = 0  # number of void attempts at the next step
     last_step: int = 0
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
     masked_round: int = 0  # rounds_done when the newest mask was agreed
     refresh_asked: bool = False
     paused_at: float | None = None  # unix seconds; None: not paused
-    known_labels: frozenset[int] = frozenset()  # of clients that were asked about a mask
+    known_labels: frozenset[int] = frozenset()  # of clients that took part in agreeing on a mask
     losses: tuple[float, ...] = ()  # mean client loss of the newest rounds under this mask
     best: Best | None = None
     evaluations_since_best: int = 0
-    end_reason: str = ""  # why the run ends early; empty: it does not
+    end_reason: str = ""  # why the run ends early; empty if it does not
     personalized: bool = False
-    # Step and digest of the newest upload of every client that counted.
+    # For each client, the step and the digest of its newest upload that counted.
     # INVARIANT: no counted upload belongs to a later step than the model's.
     counted: Mapping[ClientId, tuple[int, str]] = field(default_factory=dict)
     step: Step | None = None
@@ -182,7 +186,8 @@ class RunState:
     share_lost: float | None = None  # recent share of lost clients; None: not known yet
 
     lost: frozenset[ClientId] = frozenset()
-    newcomer_s: float = 0.0  # when a client last became ready
+    # Start of the countdown to the first step: when a client last became ready, or the run resumed.
+    countdown_from_s: float = 0.0
     step_began_s: float = 0.0
     asked_s: float = 0.0  # when clients were last asked in this step
     stall: Stall | None = None
@@ -204,8 +209,11 @@ class RunState:
         return self.paused_at is not None
 
     @property
-    def loss_rate(self) -> float:
-        """The expected share of clients that will not report: first as set, then as observed."""
+    def expected_share_lost(self) -> float:
+        """The expected share of clients that will not report.
+
+        It follows from the setting `over_selection` until a share has been observed.
+        """
         return 1 - 1 / self.settings.over_selection if self.share_lost is None else self.share_lost
 
     @property

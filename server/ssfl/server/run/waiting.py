@@ -55,7 +55,7 @@ def _gathering(state: RunState, now_s: float) -> str:
     fewest = state.settings.min_clients
     if ready < fewest:
         return f"clients: {ready} of at least {fewest} have joined"
-    left = max(0.0, QUIET_S - (now_s - state.newcomer_s))
+    left = max(0.0, QUIET_S - (now_s - state.countdown_from_s))
     return f"more clients: {ready} have joined, starting in {left:.0f} s (or now: ssfl start)"
 
 

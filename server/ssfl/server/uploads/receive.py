@@ -1,11 +1,11 @@
-"""Receiving an upload: header, grant, chunks into the spool, verification, receipt.
+"""Receives an upload: header, grant, chunks into the spool, verification, receipt.
 
-Used for initial models, scores and updates. At most `slots` uploads hold a grant at once, so
-memory in flight does not depend on the number of clients (slots.py). A partial upload stays in the
-spool until it is resumed and never reaches a sum.
+Used for initial models, scores and updates. At most `slots` uploads hold a grant at once, so the
+memory for chunks does not depend on the number of clients (slots.py). A partial upload stays in the
+spool, where it can be resumed, and is never added to a sum.
 
-Progress is measured in bytes, not in messages. An upload is ended unless MIN_PROGRESS bytes, or the
-rest of the payload, arrive in every `no_progress_s`.
+Progress is measured in bytes, not in messages. The receiver ends an upload unless MIN_PROGRESS
+bytes, or the rest of the payload, arrive in every `no_progress_s`.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from ssfl.server.uploads.slots import UploadSlot, UploadSlots
 from ssfl.server.uploads.verify import VerifiedUpload
 from ssfl.v1 import transfer_pb2 as pb
 
-QUEUED_EVERY_S = 15.0
+QUEUED_EVERY_S = 15.0  # interval of `queued` messages to a waiting upload
 MIN_PROGRESS = 16 << 10  # bytes in no_progress_s
-LOOKS = 16  # checks of the queue per no_progress_s while no chunk arrives
+SLOT_CHECKS = 16  # per no_progress_s while no chunk arrives: must the upload yield its slot?
 
 
 class UploadRequest(Protocol):
@@ -43,9 +43,9 @@ class UploadRequest(Protocol):
 
 
 class Upload(Protocol):
-    """One upload whose header was admitted. The receiver calls the methods in this order.
+    """One upload whose header was admitted: a StepUpload or an InitialUpload.
 
-    Implemented by step_upload.StepUpload and loop.initial_upload.InitialUpload.
+    The receiver calls the methods in this order. It may call `receipt_if_unwanted` again later.
     """
 
     client: ClientId
@@ -54,19 +54,19 @@ class Upload(Protocol):
     phase: str  # the ledger phase of its bytes
 
     def receipt_if_unwanted(self) -> pb.Receipt | None:
-        """Return the receipt if the run no longer wants the upload; None while it does."""
+        """Return a receipt if the run no longer needs the upload, else None."""
         ...
 
     def received(self, num_bytes: int, seconds: float) -> None:
-        """Record that the last byte has arrived; count bytes and time from the grant."""
+        """Record that the last byte has arrived, `num_bytes` and `seconds` after the grant."""
         ...
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
         """Check every value; runs on a worker thread."""
         ...
 
-    async def commit(self, part: PartialUpload, found: VerifiedUpload) -> pb.Receipt:
-        """Keep a verified upload, post it to the run, and return the receipt."""
+    async def commit(self, part: PartialUpload, verified: VerifiedUpload) -> pb.Receipt:
+        """Store the verified upload, post it to the run, and return the receipt."""
         ...
 
 
@@ -84,9 +84,10 @@ class UploadReceiver:
         clock: Callable[[], float] = time.monotonic,
         disk_space: DiskSpaceWaiter | None = None,
     ) -> None:
-        """Take `count_error` for refusals that the sender did not wait for.
+        """Create a receiver.
 
-        `disk_space` records uploads that did not fit on the disk, for the status report.
+        `count_error` counts the refusal of an upload whose sender has disconnected. `disk_space`
+        records uploads that did not fit on the disk, for the status report.
         """
         self.num_slots = slots
         self._disk_space = disk_space or DiskSpaceWaiter()
@@ -119,7 +120,7 @@ class UploadReceiver:
                 yield respond(receipt=receipt)
                 return
             writing = self._writing.setdefault(upload.client, asyncio.Lock())
-            async with writing:  # include a chunk that an earlier call is still writing
+            async with writing:  # wait for a chunk that an earlier call is still writing
                 part = await asyncio.to_thread(
                     self._spool.part, upload.step, upload.client, upload.payload.digest
                 )
@@ -131,14 +132,14 @@ class UploadReceiver:
             if from_byte:
                 self._counters.resumes[Direction.UP] += 1
             yield respond(grant=pb.Grant(offset=from_byte))
-            await self._chunks(upload, requests, receiver, part, slot)
+            await self._receive_chunks(upload, requests, receiver, part, slot)
             upload.received(receiver.num_bytes - from_byte, self._clock() - granted_s)
             try:
                 receipt = await self._finish(upload, part)
             except OSError:
                 raise
             except Exception:
-                part.drop()  # an invalid upload is not resumed
+                part.drop()  # an invalid upload must not be resumed
                 raise
             self._disk_space.accept()
             yield respond(receipt=receipt)
@@ -157,9 +158,9 @@ class UploadReceiver:
             self.slots.leave(slot)
 
     async def _finish(self, upload: Upload, part: PartialUpload) -> pb.Receipt:
-        """Verify and commit a complete upload, even if the connection breaks now."""
+        """Verify and commit a complete upload, even if the connection breaks meanwhile."""
         if earlier := self._finishing.get(upload.client):
-            await asyncio.wait({earlier})  # wait for the upload of a call that was cut off
+            await asyncio.wait({earlier})  # the upload of an earlier call that was cut off
             if receipt := upload.receipt_if_unwanted():
                 return receipt
         finishing = asyncio.ensure_future(_verify_and_commit(upload, part))
@@ -168,25 +169,25 @@ class UploadReceiver:
         try:
             return await asyncio.shield(finishing)
         except asyncio.CancelledError:
-            finishing.add_done_callback(partial(self._unheard, upload.client))
+            finishing.add_done_callback(partial(self._count_unsent_error, upload.client))
             raise
 
     def _finished(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
         if self._finishing.get(client) is finishing:
             del self._finishing[client]
         if not finishing.cancelled():
-            finishing.exception()  # sent to the client if it is still connected
+            finishing.exception()  # otherwise asyncio would log it if no caller waits for it
 
-    def _unheard(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
+    def _count_unsent_error(self, client: ClientId, finishing: asyncio.Future[pb.Receipt]) -> None:
         error = None if finishing.cancelled() else finishing.exception()
         if isinstance(error, Exception):
             self._count_error(client, error)
 
     def refused_if_full(self) -> AbstractContextManager[None]:
-        """Return a context that raises DiskFull if the disk has no space for an upload."""
+        """Return a context that turns the OSError of a full disk into DiskFull."""
         return self._disk_space.refused_if_full(self._disk, self._clock)
 
-    async def _chunks(
+    async def _receive_chunks(
         self,
         upload: Upload,
         requests: AsyncIterator[UploadRequest],
@@ -195,9 +196,10 @@ class UploadReceiver:
         slot: UploadSlot,
     ) -> None:
         first_chunk = True
-        since_s, since_byte = self._clock(), receiver.offset  # time of the last progress
+        # Time and offset of the last progress of MIN_PROGRESS bytes.
+        progress_s, progress_byte = self._clock(), receiver.offset
         while not receiver.complete:
-            request = await self._next(requests, slot, since_s, receiver)
+            request = await self._next(requests, slot, progress_s, receiver)
             if request.WhichOneof("part") != "chunk":
                 raise InvalidRequest("a second header inside an upload")
             chunk = request.chunk
@@ -206,41 +208,41 @@ class UploadReceiver:
                 if first_chunk and chunk.offset == 0 and receiver.offset:
                     # The client did not wait for the grant and sends from byte 0.
                     part.restart()
-                    receiver.offset = since_byte = 0
+                    receiver.offset = progress_byte = 0
                 first_chunk = False
                 receiver.check(chunk.offset, chunk.data, chunk.crc32)
                 self._ledger.count(  # before the write: the call may be cut off during it
                     upload.phase, Direction.UP, request.ByteSize(), len(chunk.data),
                     client=upload.client, encoding=encoding_word(upload.payload.encoding),
                 )  # fmt: skip
-                await _written(part, chunk.data)
+                await _append(part, chunk.data)
             if receiver.complete:
                 return
-            if receiver.offset - since_byte >= MIN_PROGRESS:
-                since_s, since_byte = self._clock(), receiver.offset
+            if receiver.offset - progress_byte >= MIN_PROGRESS:
+                progress_s, progress_byte = self._clock(), receiver.offset
             self.slots.check(slot, between_chunks=True)
 
     async def _next(
         self,
         requests: AsyncIterator[UploadRequest],
         slot: UploadSlot,
-        since_s: float,
+        progress_s: float,
         receiver: Receiver,
     ) -> UploadRequest:
         """Return the next message; raise if it is late or if the slot must be yielded."""
         coming = asyncio.ensure_future(anext(requests))
         try:
             while True:
-                left_s = since_s + self._no_progress_s - self._clock()
+                left_s = progress_s + self._no_progress_s - self._clock()
                 if left_s <= 0:
                     raise NoProgress(
-                        f"fewer than {MIN_PROGRESS} bytes of the upload in "
+                        f"fewer than {MIN_PROGRESS} bytes of the upload arrived in "
                         f"{self._no_progress_s:g} s: send it again; it resumes at byte "
                         f"{receiver.offset}"
                     )
                 await asyncio.wait(
                     {coming, slot.replaced},
-                    timeout=min(left_s, self._no_progress_s / LOOKS),
+                    timeout=min(left_s, self._no_progress_s / SLOT_CHECKS),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if coming.done():
@@ -257,16 +259,16 @@ class UploadReceiver:
 
 
 async def _verify_and_commit(upload: Upload, part: PartialUpload) -> pb.Receipt:
-    found = await asyncio.to_thread(upload.verify, part)
+    verified = await asyncio.to_thread(upload.verify, part)
     try:
-        return await upload.commit(part, found)
+        return await upload.commit(part, verified)
     finally:
-        if found.values != part.values:
-            found.values.drop()  # decoded values that could not be kept
+        if verified.values != part.values:
+            verified.values.drop()  # decoded values that were not committed
 
 
-async def _written(part: PartialUpload, data: bytes) -> None:
-    """Append a chunk; if the call is cut off, return only after the chunk is in the file."""
+async def _append(part: PartialUpload, data: bytes) -> None:
+    """Append a chunk to the file; if cancelled, raise only after the chunk is written."""
     writing = asyncio.ensure_future(asyncio.to_thread(part.append, data))
     try:
         await asyncio.shield(writing)
@@ -275,12 +277,12 @@ async def _written(part: PartialUpload, data: bytes) -> None:
         raise
 
 
-async def first(requests: AsyncIterator[Any], no_progress_s: float) -> Any:
-    """Return the header of an upload stream."""
+async def read_header(requests: AsyncIterator[Any], no_progress_s: float) -> Any:
+    """Return the first message of an upload stream, which must be its header."""
     try:
         request = await asyncio.wait_for(anext(requests), no_progress_s)
     except TimeoutError:
-        raise NoProgress(f"no header for {no_progress_s:g} s: send it again") from None
+        raise NoProgress(f"no header for {no_progress_s:g} s: send the upload again") from None
     except StopAsyncIteration:
         request = None
     if request is None or request.WhichOneof("part") != "header":

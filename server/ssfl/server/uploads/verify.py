@@ -1,7 +1,7 @@
 """Verification: all values of an upload are checked before any of them is added to a sum.
 
-An iterator yields the values in blocks, whatever their encoding. One pass checks, counts and
-hashes them. For coded uploads it also writes the file that will be folded.
+An iterator yields the values in blocks, whatever their encoding. One pass checks and hashes them.
+For coded uploads it also writes the decoded values to a file, which will be summed.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from ssfl.server.storage.upload_files import Block, PartialUpload, StagedValues,
 
 @dataclass(frozen=True, slots=True)
 class VerifiedUpload:
-    """An upload that may be folded: its digest matches and every value is in bounds."""
+    """An upload that may be summed: its digest matches and every value is in bounds."""
 
-    values: StoredValues  # the file to fold
+    values: StoredValues  # the file to sum
     digest: bytes  # SHA-256 of `values`
-    largest: float  # |value|, as sent
+    largest: float  # the largest |value|, as sent
     report: Mapping[str, float] = field(default_factory=dict)  # for the history
 
 
@@ -42,8 +42,8 @@ class ScoreCheck:
 
     def largest(self, start: int, block: Vector) -> float:
         """Return the largest |value| of the block at `start`; raise BadValues for a bad one."""
-        size = np.abs(block) if self.signed else block
-        bad = ~((size >= 0) & (size < np.inf))
+        magnitudes = np.abs(block) if self.signed else block
+        bad = ~((magnitudes >= 0) & (magnitudes < np.inf))
         if bad.any():
             at = int(np.argmax(bad))
             rule = "finite" if self.signed else "finite and not negative"
@@ -51,7 +51,7 @@ class ScoreCheck:
                 f"{self.client} sent a score of {block[at]} in "
                 f"{self.manifest.tensor_at(start + at)}: scores must be {rule}"
             )
-        return float(size.max(initial=0.0))
+        return float(magnitudes.max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +64,46 @@ class ValueCheck:
 
     def largest(self, start: int, block: Vector) -> float:
         """Return the largest |value| of the block at `start`; raise BadValues for a bad one."""
-        size = np.abs(block)
-        bad = ~(size <= VALUE_BOUND)
+        magnitudes = np.abs(block)
+        bad = ~(magnitudes <= VALUE_BOUND)
         if bad.any():
             at = int(np.argmax(bad))
             raise BadValues(
-                f"{self.client} sent a value of size {size[at]} in {self._tensor(start + at)}: "
+                f"{self.client} sent a value of size {magnitudes[at]} in "
+                f"{self._tensor_at(start + at)}: "
                 f"values must be finite and at most {VALUE_BOUND:g}; are the inputs scaled, and is "
                 "--learning-rate small enough?"
             )
-        return float(size.max(initial=0.0))
+        return float(magnitudes.max(initial=0.0))
 
-    def _tensor(self, place: int) -> str:
-        """Return the tensor of the value at an offset of the uploaded vector."""
+    def _tensor_at(self, index: int) -> str:
+        """Return the name of the tensor that holds the value at an index of the upload."""
         manifest, kept = self.manifest, self.mask.num_kept
-        if place < kept:
-            return manifest.tensor_at(int(np.flatnonzero(self.mask.bools())[place]))
-        return manifest.tensor_at(manifest.num_masked + place - kept)
+        if index < kept:
+            return manifest.tensor_at(int(np.flatnonzero(self.mask.bools())[index]))
+        return manifest.tensor_at(manifest.num_masked + index - kept)
 
 
 BlockCheck = ScoreCheck | ValueCheck
 
 
 def largest_of(blocks: Iterable[Block], check: BlockCheck) -> float:
-    """Return the largest |value| of all blocks; raise BadValues as `check` does."""
+    """Return the largest |value| of all blocks; raise BadValues if `check` does."""
     return max((check.largest(start, block) for start, block in blocks), default=0.0)
 
 
 def verify_plain(
     part: PartialUpload, sent_digest: bytes, count: int, check: BlockCheck
 ) -> VerifiedUpload:
-    """Verify an upload whose bytes are its values; its own file will be folded."""
+    """Verify an upload whose bytes are its values; its own file will be summed."""
     try:
-        found = _read_once(part.values, part.values.blocks(count), check)
+        verified = _read_once(part.values, part.values.blocks(count), check)
     except BadValues:
-        part.check_digest(sent_digest)  # damaged in transit: not the sender's fault
+        part.check_digest(sent_digest)  # raises if the bytes were damaged in transit
         raise
-    if found.digest != sent_digest:
-        raise DigestMismatch(sent_digest, found.digest)
-    return found
+    if verified.digest != sent_digest:
+        raise DigestMismatch(sent_digest, verified.digest)
+    return verified
 
 
 def verify_coded(
@@ -130,20 +131,23 @@ def _read_once(
 
 
 def clip_update(
-    part: PartialUpload, found: VerifiedUpload, base: Vector, limit: float
+    part: PartialUpload, verified: VerifiedUpload, base: Vector, limit: float
 ) -> VerifiedUpload:
-    """Return the update with its change of the base clipped to norm `limit` (0: no limit)."""
+    """Return the update, with the norm of its difference from `base` clipped to `limit`.
+
+    A `limit` of 0 means no limit.
+    """
     if not limit:
-        return found
-    norm = norm_clip.change_norm(found.values.blocks(base.size), base)
+        return verified
+    norm = norm_clip.change_norm(verified.values.blocks(base.size), base)
     if norm <= limit:
-        return found
-    shortened = norm_clip.scale_change(found.values.blocks(base.size), base, limit / norm)
+        return verified
+    clipped = norm_clip.scale_change(verified.values.blocks(base.size), base, limit / norm)
     hashed = hashlib.sha256()
     with part.stage() as staged:
-        for _, block in shortened:
+        for _, block in clipped:
             hashed.update(values_only.encode(block))
             staged.write(block)
-    if found.values != part.values:
-        found.values.drop()
-    return replace(found, values=staged.values, digest=hashed.digest(), report={"clipped": norm})
+    if verified.values != part.values:
+        verified.values.drop()
+    return replace(verified, values=staged.values, digest=hashed.digest(), report={"clipped": norm})
