@@ -41,7 +41,7 @@ async def mischief(agent: Agent, kind: str) -> None:
     try:
         outcome = await agent.upload(method, request, payload, granted=rng.random() < 0.5)
     except CallError as error:
-        world.say(agent.site.name, f"is told: {error}")
+        world.say(agent.site.name, f"gets the error: {error}")
         return
     word = transfer_pb2.Outcome.Name(outcome)
     world.say(agent.site.name, f"has a receipt for the repetition: {word}")

@@ -54,7 +54,7 @@ def run_seeds(seeds: Iterable[int]) -> Iterator[Tally]:
         yield tally
 
 
-def told(outcome: Outcome, lines: int = 40) -> str:
+def describe(outcome: Outcome, lines: int = 40) -> str:
     """Return a failure as text: the end of its trace, and the command to replay it."""
     seed = outcome.plan.seed
     return "\n".join(

@@ -4,7 +4,7 @@ import sys
 import time
 
 from simulation.plan import POINTS
-from simulation.seeds import Tally, run_seeds, told
+from simulation.seeds import Tally, describe, run_seeds
 
 SEEDS = 5000
 EVERY_S = 5.0
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     for tally in run_seeds(range(count)):
         now_s = time.monotonic()
         if tally.failures:
-            print(told(tally.failures[0], lines=200))
+            print(describe(tally.failures[0], lines=200))
             return 1
         if now_s - said_s >= EVERY_S:
             said_s = now_s

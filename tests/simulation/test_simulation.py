@@ -15,7 +15,7 @@ import pytest
 from simulation.harness import calm, simulate
 from simulation.plan import POINTS, plan_of
 from simulation.planted_bugs import PLANTED, Plant
-from simulation.seeds import run_seeds, told
+from simulation.seeds import describe, run_seeds
 
 TESTS = Path(__file__).resolve().parents[1]
 SEEDS_PER_POINT = 1 if os.environ.get("SAMPLE") else 5  # `make check` takes a sample
@@ -32,7 +32,7 @@ def test_every_seed_keeps_the_promises_and_every_failpoint_is_struck() -> None:
     tally = None
     for tally in run_seeds(range(NUM_SEEDS)):
         if tally.failures:
-            pytest.fail(told(tally.failures[0]), pytrace=False)
+            pytest.fail(describe(tally.failures[0]), pytrace=False)
     assert tally is not None
     missed = {p: tally.strikes[p] for p in POINTS if tally.strikes[p] < SEEDS_PER_POINT}
     assert not missed, f"struck less than {SEEDS_PER_POINT} times"
@@ -84,7 +84,7 @@ def test_a_failing_seed_is_printed_with_the_command_that_replays_it(
 ) -> None:
     PLANTED[0](monkeypatch)
     tally = next(tally for tally in run_seeds(range(CATCH_WITHIN)) if tally.failures)
-    text = told(tally.failures[0])
+    text = describe(tally.failures[0])
     seed = tally.failures[0].plan.seed
     assert "is not the exact mean of" in text
     assert f"python -m simulation.replay {seed}" in text

@@ -169,10 +169,10 @@ def test_another_model_is_refused_by_its_first_differing_tensor(sites: Programs)
         client = sites.client("shard_00", coordinator, "--task=task.py")
         line = ended(client)
     assert client.ends() == ExitCode.REFUSED
-    told = "shard_00 built another model: tensor 0: 1.weight (10x64, masked"
-    assert told in line
+    difference = "shard_00 built another model: tensor 0: 1.weight (10x64, masked"
+    assert difference in line
     assert "instead of first.weight (20x30, masked" in line
-    assert told in coordinator.says("call refused: shard_00")
+    assert difference in coordinator.says("call refused: shard_00")
     coordinator.waits_for("shard_00", "left")
 
 

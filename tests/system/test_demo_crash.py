@@ -15,8 +15,8 @@ def test_the_kills_happen_and_the_model_is_the_same(programs: Programs) -> None:
         "ssfl", "demo", "--crash", "--clients", "2", "--rounds", "3", "--out", "demo"
     )
     assert demo.ends() == 0, demo.out + demo.err
-    told = demo.out.splitlines()
-    killed = [line for line in told if re.match(r" +[\d.]+ s  .* killed", line)]
+    lines = demo.out.splitlines()
+    killed = [line for line in lines if re.match(r" +[\d.]+ s  .* killed", line)]
     assert [re.sub(r" +[\d.]+ s  |, .*", "", line) for line in killed] == [
         "scoring: coordinator killed",
         "scoring: shard_00 killed as well",
@@ -26,13 +26,13 @@ def test_the_kills_happen_and_the_model_is_the_same(programs: Programs) -> None:
     assert re.search(r"round \d: coordinator killed, 1 of 2 updates accepted", killed[-1])
     had, total = re.findall(r"has ([\d,]+) of ([\d,]+) bytes", killed[2])[0]
     assert 0 < number(had) < number(total)
-    (back,) = [line for line in told if "resumed at byte" in line]
+    (back,) = [line for line in lines if "resumed at byte" in line]
     assert f"resumed at byte {had}, sent the other {number(total) - number(had):,}" in back
     assert "sent twice: 0 bytes" in back
-    assert "10 reports counted, each once; 6 updates trained, none twice" in told
-    digests = [re.sub(r"\w+ +", "", line) for line in told if re.match("(un)?disturbed  ", line)]
+    assert "10 reports counted, each once; 6 updates trained, none twice" in lines
+    digests = [re.sub(r"\w+ +", "", line) for line in lines if re.match("(un)?disturbed  ", line)]
     assert len(digests) == 2 and len(set(digests)) == 1
-    assert "same model: yes" in told
+    assert "same model: yes" in lines
     state = programs.folder / "demo" / "disturbed" / "state"
     facts = journal(state / "journal")
     assert [fact for fact in facts if fact["fact"] == "StepVoided"] == []

@@ -71,7 +71,7 @@ def raw_client(
         client.close()
 
 
-def told(program: Program) -> str:
+def message_of(program: Program) -> str:
     """Wait for the program to end and return its last line, the message for its user."""
     program.ends()
     return program.err.splitlines()[-1]
@@ -206,9 +206,9 @@ def test_a_client_explains_why_its_handshake_failed(
     assert f"the coordinator at {coordinator.address} is not for fl.example.org" in misnamed
 
     address = coordinator.address
-    assert f"at {address} was not issued by a CA in {strangers / 'ca.pem'}" in told(wrong_ca)
+    assert f"at {address} was not issued by a CA in {strangers / 'ca.pem'}" in message_of(wrong_ca)
     both = "the client calls itself 'shard_00', but its certificate is of 'shard_01'"
-    assert f"the coordinator refused: {both}" in told(impostor)
+    assert f"the coordinator refused: {both}" in message_of(impostor)
     assert [wrong_ca.ends(), impostor.ends()] == [ExitCode.REFUSED] * 2
 
     assert both in coordinator.says("call refused: the client calls itself")

@@ -124,7 +124,7 @@ def base_part(
     return part
 
 
-def told(part: Part | None) -> tuple[str, bytes]:
+def coding_of(part: Part | None) -> tuple[str, bytes]:
     """Return encoding and reference of a part; empty for none."""
     if part is None:
         return "", b""
@@ -144,7 +144,7 @@ def test_a_mask_that_is_held_or_keeps_everything_is_not_sent() -> None:
 
 def test_an_older_client_gets_packed_bits_and_nothing_else_is_made() -> None:
     broadcast = Broadcast(START, SETTINGS)
-    assert told(mask_part(broadcast, holding(initial=True), OLDER)) == ("bitmask_zstd", b"")
+    assert coding_of(mask_part(broadcast, holding(initial=True), OLDER)) == ("bitmask_zstd", b"")
     assert not broadcast.built(Form.MASK_SORTED_BY_WEIGHT)
     assert not broadcast.built(Form.MASK_SORTED)
 
@@ -155,10 +155,10 @@ def test_a_client_with_the_initial_weights_gets_the_mask_sorted_by_them() -> Non
     without = mask_part(broadcast, holding(), PLAIN)
     packed = mask_part(broadcast, holding(), OLDER)
     assert with_weights and without and packed
-    assert told(with_weights) == ("bitmask_sorted", b"")
+    assert coding_of(with_weights) == ("bitmask_sorted", b"")
     assert with_weights.data[0] == 1, "its first byte says that weights are used"
     assert len(with_weights.data) < min(len(without.data), len(packed.data))
-    assert told(without)[1] == b""
+    assert coding_of(without)[1] == b""
     assert without.payload.encoding != transfer_pb2.ENCODING_BITMASK_SORTED or not without.data[0]
 
 
@@ -168,7 +168,7 @@ def test_the_smallest_form_is_sent() -> None:
     kept[::900] = True
     broadcast = Broadcast(replace(START, mask=Mask.from_bools(kept)), SETTINGS)
     part = mask_part(broadcast, holding(), PLAIN)
-    assert told(part) == ("bitmask_zstd", b"")
+    assert coding_of(part) == ("bitmask_zstd", b"")
     assert broadcast.built(Form.MASK_SORTED), "it was tried"
 
 
@@ -178,13 +178,15 @@ def test_a_refreshed_mask_travels_as_the_difference_where_that_is_smaller() -> N
     refreshed = replace(START, mask=changed, mask_epoch=2, values=changed.gather(INITIAL))
     broadcast = Broadcast(refreshed, SETTINGS, Broadcast(AFTER, SETTINGS))
     part = mask_part(broadcast, holding(AFTER, initial=True), PLAIN, held=MASK)
-    assert told(part)[1] == MASK.digest
+    assert coding_of(part)[1] == MASK.digest
     assert part and len(part.data) < len(broadcast.part(Form.MASK_SORTED_BY_WEIGHT).data)
     other = mask_part(broadcast, holding(LATER), OLDER)
-    assert told(other)[1] == b"", "an older client knows no references"
+    assert coding_of(other)[1] == b"", "an older client knows no references"
     without = Reader(ALL - {transfer_pb2.ENCODING_REFERENCE}, coded=True)
-    assert told(mask_part(broadcast, holding(AFTER), without))[1] == b""
-    assert told(mask_part(broadcast, holding(initial=True), PLAIN))[1] == b"", "it holds no mask"
+    assert coding_of(mask_part(broadcast, holding(AFTER), without))[1] == b""
+    assert coding_of(mask_part(broadcast, holding(initial=True), PLAIN))[1] == b"", (
+        "it holds no mask"
+    )
 
 
 def test_a_difference_that_is_larger_is_not_sent() -> None:
@@ -194,7 +196,7 @@ def test_a_difference_that_is_larger_is_not_sent() -> None:
     broadcast = Broadcast(replace(START, mask_epoch=2), SETTINGS, Broadcast(old, SETTINGS))
     part = mask_part(broadcast, holding(old, initial=True), PLAIN, held=before)
     assert broadcast.built(Form.MASK_DIFFERENCE), "it was tried"
-    assert told(part) == ("bitmask_sorted", b"")
+    assert coding_of(part) == ("bitmask_sorted", b"")
 
 
 # -- the values
@@ -218,21 +220,21 @@ def test_an_older_client_is_sent_every_base_as_it_is() -> None:
     for broadcast in (before, Broadcast(AFTER, SETTINGS, before)):
         for request in (holding(), holding(START, initial=True), holding(initial=True)):
             if request.base_digest != broadcast.model.base_digest:
-                assert told(base_part(broadcast, request, OLDER)) == ("values_only", b"")
+                assert coding_of(base_part(broadcast, request, OLDER)) == ("values_only", b"")
         assert not broadcast.built(Form.FIRST)
 
 
 def test_on_a_link_that_is_not_coded_values_are_plain() -> None:
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(START, SETTINGS))
     for request in (holding(), holding(START), holding(START, initial=True)):
-        assert told(base_part(broadcast, request, PLAIN)) == ("values_only", b"")
+        assert coding_of(base_part(broadcast, request, PLAIN)) == ("values_only", b"")
 
 
 def test_on_a_coded_link_values_are_coded_against_those_before() -> None:
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(START, SETTINGS))
     for initial in (False, True):
         part = base_part(broadcast, holding(START, initial=initial), CODED, FIRST)
-        assert told(part) == ("reference", START.base_digest)
+        assert coding_of(part) == ("reference", START.base_digest)
         assert part and AFTER.values is not None and len(part.data) < 0.8 * AFTER.values.nbytes
 
 
@@ -240,28 +242,28 @@ def test_a_client_with_only_the_initial_weights_gets_values_against_them() -> No
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(LATER, SETTINGS))
     for request in (holding(initial=True), holding(START, initial=True)):
         part = base_part(broadcast, request, CODED, FIRST)
-        assert told(part) == ("reference", values_digest(FIRST))
+        assert coding_of(part) == ("reference", values_digest(FIRST))
 
 
 def test_against_the_first_base_or_nothing_whichever_is_smaller() -> None:
     assert AFTER.values is not None
     zeros = replace(START, values=np.zeros_like(AFTER.values))
     broadcast = Broadcast(zeros, SETTINGS)
-    assert told(base_part(broadcast, holding(initial=True), CODED)) == ("reference", b"")
+    assert coding_of(base_part(broadcast, holding(initial=True), CODED)) == ("reference", b"")
     assert broadcast.built(Form.VALUES_TO_FIRST), "it was tried"
 
 
 def test_a_client_without_a_model_gets_values_against_nothing() -> None:
     broadcast = Broadcast(AFTER, SETTINGS, Broadcast(START, SETTINGS))
     for request in (holding(), holding(LATER), pb.NextTaskRequest(initial_digest=bytes(32))):
-        assert told(base_part(broadcast, request, CODED)) == ("reference", b"")
+        assert coding_of(base_part(broadcast, request, CODED)) == ("reference", b"")
     assert not broadcast.built(Form.VALUES_TO_FIRST)
 
 
 def test_after_a_restart_nothing_is_known_of_the_model_before() -> None:
     broadcast = Broadcast(AFTER, SETTINGS)
-    assert told(base_part(broadcast, holding(START), CODED)) == ("reference", b"")
-    assert told(base_part(broadcast, holding(START), PLAIN)) == ("values_only", b"")
+    assert coding_of(base_part(broadcast, holding(START), CODED)) == ("reference", b"")
+    assert coding_of(base_part(broadcast, holding(START), PLAIN)) == ("values_only", b"")
 
 
 def test_values_under_another_mask_are_not_a_reference() -> None:
@@ -269,10 +271,10 @@ def test_values_under_another_mask_are_not_a_reference() -> None:
     refreshed = replace(START, mask=changed, mask_epoch=2, values=trained(changed.gather(INITIAL)))
     broadcast = Broadcast(refreshed, SETTINGS, Broadcast(AFTER, SETTINGS))
     part = base_part(broadcast, holding(AFTER), CODED)
-    assert told(part) == ("reference", b"")
+    assert coding_of(part) == ("reference", b"")
     first = changed.gather(INITIAL)
     again = base_part(broadcast, holding(AFTER, initial=True), CODED, first)
-    assert told(again) == ("reference", values_digest(first))
+    assert coding_of(again) == ("reference", values_digest(first))
 
 
 # -- the values of a lossy run
@@ -288,7 +290,7 @@ def test_a_lossy_run_sends_the_coded_change_on_every_link() -> None:
     broadcast = Broadcast(lossy_after(), LOSSY, Broadcast(START, LOSSY))
     for reader in (PLAIN, CODED):
         part = base_part(broadcast, holding(START, initial=True), reader, FIRST)
-        assert told(part) == ("int8", START.base_digest)
+        assert coding_of(part) == ("int8", START.base_digest)
         assert part and part.data == broadcast.model.change
 
 
@@ -296,21 +298,21 @@ def test_a_client_without_the_lossy_code_is_sent_the_same_values_exactly() -> No
     broadcast = Broadcast(lossy_after(), LOSSY, Broadcast(START, LOSSY))
     without = Reader(ALL - {transfer_pb2.ENCODING_INT8}, coded=True)
     part = base_part(broadcast, holding(START), without, FIRST)
-    assert told(part) == ("reference", START.base_digest)
-    assert told(base_part(broadcast, holding(START), OLDER)) == ("values_only", b"")
+    assert coding_of(part) == ("reference", START.base_digest)
+    assert coding_of(base_part(broadcast, holding(START), OLDER)) == ("values_only", b"")
 
 
 def test_a_client_without_the_previous_base_gets_exact_values_in_a_lossy_run() -> None:
     broadcast = Broadcast(lossy_after(), LOSSY, Broadcast(START, LOSSY))
-    assert told(base_part(broadcast, holding(), PLAIN)) == ("values_only", b"")
-    assert told(base_part(broadcast, holding(), CODED)) == ("reference", b"")
+    assert coding_of(base_part(broadcast, holding(), PLAIN)) == ("values_only", b"")
+    assert coding_of(base_part(broadcast, holding(), CODED)) == ("reference", b"")
 
 
 def test_a_lossy_run_whose_change_could_not_be_coded_sends_the_values() -> None:
     broadcast = Broadcast(AFTER, LOSSY, Broadcast(START, LOSSY))
-    assert told(base_part(broadcast, holding(START), PLAIN)) == ("values_only", b"")
+    assert coding_of(base_part(broadcast, holding(START), PLAIN)) == ("values_only", b"")
     part = base_part(broadcast, holding(START), CODED, FIRST)
-    assert told(part) == ("reference", START.base_digest)
+    assert coding_of(part) == ("reference", START.base_digest)
 
 
 # -- every combination, and what is made how often

@@ -13,17 +13,17 @@ from ssfl.program.model_io.safetensors_model import write_initial
 from ssfl.server.loop.first_model import read_first_model
 
 TENSOR = TensorSpec("0.weight", (4, 5), Role.MASKED, Init("normal", 0.5))
-TOLD = {"task": "image", "model": "mlp", "norm": "group", "width": 7}
+RECORDED = {"task": "image", "model": "mlp", "norm": "group", "width": 7}
 
 
-def written(folder: Path, told: dict[str, Any]) -> Path:
-    manifest = Manifest((TENSOR,), told)
+def written(folder: Path, recorded: dict[str, Any]) -> Path:
+    manifest = Manifest((TENSOR,), recorded)
     write_initial(folder / "first.safetensors", manifest, initial_vector(manifest, 0))
     return folder / "first.safetensors"
 
 
 def test_a_built_in_network_brings_its_settings(tmp_path: Path) -> None:
-    first = read_first_model(written(tmp_path, TOLD), RunSettings(rounds=3))
+    first = read_first_model(written(tmp_path, RECORDED), RunSettings(rounds=3))
     assert first.settings == RunSettings(rounds=3, model="mlp", width=7)
     other = written(tmp_path, {"task": "mine"})
     assert read_first_model(other, RunSettings(width=9)).settings == RunSettings(width=9)
@@ -44,7 +44,7 @@ def test_a_built_in_network_brings_its_settings(tmp_path: Path) -> None:
 def test_settings_that_no_run_could_have_are_refused(
     tmp_path: Path, wrong: dict[str, Any], complaint: str
 ) -> None:
-    path = written(tmp_path, {**TOLD, **wrong})
+    path = written(tmp_path, {**RECORDED, **wrong})
     with pytest.raises(ProgramError, match=complaint) as caught:
         read_first_model(path, RunSettings())
     assert str(caught.value).startswith(f"--init: {path}: ")
@@ -53,4 +53,4 @@ def test_settings_that_no_run_could_have_are_refused(
 
 def test_another_network_than_the_chosen_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="the file is for --model mlp, this run has resnet20"):
-        read_first_model(written(tmp_path, TOLD), RunSettings(model="resnet20"))
+        read_first_model(written(tmp_path, RECORDED), RunSettings(model="resnet20"))

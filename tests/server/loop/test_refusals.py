@@ -1,4 +1,4 @@
-"""What was refused: counted in full, by bounded names, told at most once a minute."""
+"""What was refused: counted in full, by bounded names, logged at most once a minute."""
 
 import logging
 
@@ -37,9 +37,13 @@ def test_a_flood_of_refusals_is_logged_once_a_minute_with_its_number(
         refusals.count("eve", "bad_values", "NaN in fc.weight", method="SendUpdate")
     (first,) = caplog.records
     assert "NaN in fc.weight" in first.message
-    told = vars(first)
-    assert (told["client"], told["reason"], told["method"]) == ("eve", "bad_values", "SendUpdate")
-    refusals.count("eve", "no_progress", "another reason is told at once")
+    fields = vars(first)
+    assert (fields["client"], fields["reason"], fields["method"]) == (
+        "eve",
+        "bad_values",
+        "SendUpdate",
+    )
+    refusals.count("eve", "no_progress", "another reason is logged at once")
     refusals.count("bob", "bad_values", "and so is another client")
     assert len(caplog.records) == 3
     clock.now_s += EVERY_S

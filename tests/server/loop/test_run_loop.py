@@ -177,8 +177,8 @@ def test_the_reply_comes_after_the_fact_is_on_disk(tmp_path: Path) -> None:
         for number in range(3):
             client = ClientId(f"c{number}")
             await coordinator.run.post(events.Joined(client, "t", 10, "", "cpu"))
-            told = (tmp_path / "journal").read_bytes()
-            assert f'"client":"c{number}"'.encode() in told
+            written = (tmp_path / "journal").read_bytes()
+            assert f'"client":"c{number}"'.encode() in written
 
     conduct(tmp_path, script)
 
@@ -292,7 +292,7 @@ def test_a_broken_disk_ends_the_coordinator_before_it_promises(
 
 @pytest.mark.parametrize("point", ["journal.append", "journal.torn", "journal.written"])
 def test_the_run_waits_for_a_full_disk_and_reports_it(tmp_path: Path, point: str) -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     full = iter([True, True, False])
 
     def hook(name: str) -> None:
@@ -300,7 +300,7 @@ def test_the_run_waits_for_a_full_disk_and_reports_it(tmp_path: Path, point: str
             trigger("full", name)
 
     async def script(coordinator: Coordinator) -> None:
-        coordinator.disk_space._pause = lambda _s: told.append(coordinator.run.waiting_for())
+        coordinator.disk_space._pause = lambda _s: reasons.append(coordinator.run.waiting_for())
         install_hook(hook)
         try:
             reply = await coordinator.run.post(events.Joined(C1, "t", 10, "", "cpu"))
@@ -311,9 +311,9 @@ def test_the_run_waits_for_a_full_disk_and_reports_it(tmp_path: Path, point: str
         assert "disk" not in coordinator.run.waiting_for()
 
     conduct(tmp_path, script)
-    assert len(told) == 2
+    assert len(reasons) == 2
     said = r"room on the disk of --state-dir, which has [\d.]+ MB free \(No space left on device\)"
-    assert all(re.fullmatch(said, text) for text in told), told
+    assert all(re.fullmatch(said, text) for text in reasons), reasons
     assert C1 in reopened_state(tmp_path).members
 
 

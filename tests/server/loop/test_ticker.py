@@ -108,9 +108,9 @@ def test_a_stalled_run_logs_its_missing_clients_at_once(
         ticking.cancel()
 
     conduct(tmp_path, script, clock=clock)
-    told = next(one for one in caplog.records if "WAITING" in one.getMessage())
-    assert "score: 1 of at least 2 reports can come (missing: c2 (lost))" in told.getMessage()
-    assert "c2 (last seen" in told.missing  # type: ignore[attr-defined]
+    record = next(one for one in caplog.records if "WAITING" in one.getMessage())
+    assert "score: 1 of at least 2 reports can come (missing: c2 (lost))" in record.getMessage()
+    assert "c2 (last seen" in record.missing  # type: ignore[attr-defined]
 
 
 def test_a_stalled_run_that_is_paused_does_not_continue(

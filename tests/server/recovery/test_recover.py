@@ -38,9 +38,9 @@ def opened(folder: Path, settings: RunSettings = SETTINGS) -> RunState:
         journal.close()
 
 
-def append(folder: Path, *told: facts.Fact) -> None:
+def append(folder: Path, *recorded: facts.Fact) -> None:
     journal = Journal(folder / "journal")
-    journal.append([facts.to_json(fact) for fact in told])
+    journal.append([facts.to_json(fact) for fact in recorded])
     journal.close()
 
 
@@ -135,9 +135,9 @@ def test_a_run_of_the_previous_version_resumes(tmp_path: Path, model: ModelState
     new = {one.name for one in fields(RunSettings)} - OLD_SETTINGS
     assert len(new) > 20
     old = {name: value for name, value in asdict(SETTINGS).items() if name in OLD_SETTINGS}
-    told = [facts.RunOpened("r1", old, "0.1.0"), *scored(model)]
+    recorded = [facts.RunOpened("r1", old, "0.1.0"), *scored(model)]
     trained = {"training_loss": 1.0, "evaluation": {"correct": 1, "total": 2, "loss_sum": 1.0}}
-    told += [
+    recorded += [
         facts.StepStarted(2, Work.TRAIN, "", 0, 0, {C1: 10}),
         facts.UploadAccepted(2, C1, "d", 1.0, {**trained, "personal": trained["evaluation"]}),
         facts.StepClosed(2, (C1,), ()),
@@ -148,7 +148,7 @@ def test_a_run_of_the_previous_version_resumes(tmp_path: Path, model: ModelState
         facts.StepCommitted(3, 1, "k", 3, "b2", {}),
     ]
     journal = Journal(tmp_path / "journal")
-    journal.append([without_new_fields(facts.to_json(fact)) for fact in told])
+    journal.append([without_new_fields(facts.to_json(fact)) for fact in recorded])
     journal.close()
     state = opened(tmp_path)
     assert (state.run_id, state.rounds_done, state.rounds_evaluated) == ("r1", 1, 1)
@@ -169,12 +169,12 @@ OLD_SETTINGS = {
 
 def without_new_fields(record: bytes) -> bytes:
     """Return a record as the previous version would have written it."""
-    told = json.loads(record)
+    recorded = json.loads(record)
     for name in ("labels", "reducer", "equal_weights", "num_batches", "scored_digest"):
-        told.pop(name, None)
-    if told["fact"] in ("StepStarted", "RunFinished"):
-        told.pop("reason", None)
-    return json.dumps(told).encode()
+        recorded.pop(name, None)
+    if recorded["fact"] in ("StepStarted", "RunFinished"):
+        recorded.pop("reason", None)
+    return json.dumps(recorded).encode()
 
 
 def test_there_is_no_model_before_a_client_has_described_it(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def crashes(settings: RunSettings) -> Iterator[World]:
     Uploads and sums are on disk before the facts that name them, so all files up to a fact exist.
     """
     whole = undisturbed(settings)
-    told = [facts.from_json(record) for record in whole.journal]
-    for length in range(1, len(told) + 1):
+    recorded = [facts.from_json(record) for record in whole.journal]
+    for length in range(1, len(recorded) + 1):
         spool = {
             (fact.step, fact.client, fact.digest)
-            for fact in told[:length]
+            for fact in recorded[:length]
             if isinstance(fact, facts.UploadAccepted)
         }
         yield World(
@@ -61,14 +61,16 @@ def crashes(settings: RunSettings) -> Iterator[World]:
             journal=whole.journal[:length],
             spool=spool,
             stored=dict(whole.stored),
-            accepted=_accepted(told[:length]),
-            closed={f.step: f.accepted for f in told[:length] if isinstance(f, facts.StepClosed)},
+            accepted=_accepted(recorded[:length]),
+            closed={
+                f.step: f.accepted for f in recorded[:length] if isinstance(f, facts.StepClosed)
+            },
         )
 
 
-def _accepted(told: list[facts.Fact]) -> dict[int, dict[ClientId, str]]:
+def _accepted(recorded: list[facts.Fact]) -> dict[int, dict[ClientId, str]]:
     uploads: dict[int, dict[ClientId, str]] = {}
-    for fact in told:
+    for fact in recorded:
         if isinstance(fact, facts.UploadAccepted):
             uploads.setdefault(fact.step, {})[fact.client] = fact.digest
     return uploads

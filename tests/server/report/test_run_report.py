@@ -56,8 +56,8 @@ def test_a_report_that_cannot_be_written_is_a_warning(
     tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = stopped(tmp_path / "state", tmp_path / "out", manifest)
-    (told,) = [one for one in caplog.records if "report" in one.getMessage()]
-    assert told.levelname == "WARNING" and "No space left on device" in told.getMessage()
-    assert told.__dict__["to_try_again"] == f"ssfl report {folder}"
+    (record,) = [one for one in caplog.records if "report" in one.getMessage()]
+    assert record.levelname == "WARNING" and "No space left on device" in record.getMessage()
+    assert record.__dict__["to_try_again"] == f"ssfl report {folder}"
     assert (folder / "history.json").exists() and not (folder / "report.html").exists()
     assert not list(folder.glob(".*"))

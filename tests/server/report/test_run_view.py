@@ -180,11 +180,11 @@ def test_bytes_are_compared_with_dense_for_the_same_transfers() -> None:
     run.add("rounds", round_entry(0, [client_row("a"), client_row("b")], missing=("c",)))
     run.add("rounds", round_entry(1, [client_row("a")]))
     rows = ledger_of(5800, 5600)  # the next round is under way
-    told = run.bytes(rows, num_values=1000)
-    assert told["rows"] == rows
-    assert told["up"] == {"values": 800, "dense": 3 * 4000, "ratio": 800 / 12_000}
-    assert told["down"] == {"values": 1500, "dense": 4 * 4000, "ratio": 1500 / 16_000}
-    assert told["one_off"] == {"up": 100, "down": 20}
+    document = run.bytes(rows, num_values=1000)
+    assert document["rows"] == rows
+    assert document["up"] == {"values": 800, "dense": 3 * 4000, "ratio": 800 / 12_000}
+    assert document["down"] == {"values": 1500, "dense": 4 * 4000, "ratio": 1500 / 16_000}
+    assert document["one_off"] == {"up": 100, "down": 20}
 
 
 def test_a_model_that_was_tested_is_not_sent_again_by_others_either() -> None:
@@ -234,8 +234,8 @@ def test_a_client_row_covers_the_whole_run() -> None:
             {"client": "", "direction": "down", "message_bytes": 5},
         ]
     )
-    (told,) = run.clients({})
-    assert told == {
+    (document,) = run.clients({})
+    assert document == {
         "client": "a", "selected": 3, "reported": 2, "missed": 1, "samples": 10, "work_s": 2.0,
         "slowest_work_s": 3.0, "upload_s": 0.1, "upload_bytes_per_s": 4000.0, "up_bytes": 100,
         "down_bytes": None, "loss": 0.125,

@@ -78,8 +78,8 @@ def test_the_operator_can_refresh_the_mask(
             said = "mask 1 will be refreshed before the next round; 0 rounds are done\n"
             assert capsys.readouterr().out == said
             assert await ask("refresh-mask", "--json") == ExitCode.DONE, "asking twice is harmless"
-            told = json.loads(capsys.readouterr().out)
-            assert told == {"mask_epoch": 1, "rounds_done": 0}
+            document = json.loads(capsys.readouterr().out)
+            assert document == {"mask_epoch": 1, "rounds_done": 0}
             before = coordinator.run.model
             assert before is not None and before.mask is not None
             await trained(steps)
@@ -160,16 +160,16 @@ def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
             assert await ask("pause") == ExitCode.DONE
             assert "then no step starts until `ssfl resume`; 0 rounds" in capsys.readouterr().out
             assert await ask("pause", "--json") == ExitCode.DONE, "asking twice is harmless"
-            told = json.loads(capsys.readouterr().out)
-            assert told == {"paused": True, "was_paused": True, "rounds_done": 0}
+            document = json.loads(capsys.readouterr().out)
+            assert document == {"paused": True, "was_paused": True, "rounds_done": 0}
             await trained(steps)
             while coordinator.run.state.step:
                 await asyncio.sleep(0.01)
             assert coordinator.run.state.rounds_done == 1
             assert await ask("status", "--json") == ExitCode.DONE
-            told = json.loads(capsys.readouterr().out)
-            assert (told["phase"], told["paused"]) == ("paused", True)
-            assert "an operator: paused since 20" in told["waiting_for"]
+            document = json.loads(capsys.readouterr().out)
+            assert (document["phase"], document["paused"]) == ("paused", True)
+            assert "an operator: paused since 20" in document["waiting_for"]
             assert await ask("status") == ExitCode.DONE
             assert "waiting for an operator: paused since" in capsys.readouterr().out
 
@@ -177,8 +177,8 @@ def test_a_pause_lasts_over_a_restart_and_until_an_operator_resumes(
         assert (coordinator.run.state.phase, coordinator.run.state.rounds_done) == ("paused", 1)
         async with operator(coordinator) as ask:
             assert await ask("resume", "--json") == ExitCode.DONE
-            told = json.loads(capsys.readouterr().out)
-            assert told == {"paused": False, "was_paused": True}
+            document = json.loads(capsys.readouterr().out)
+            assert document == {"paused": False, "was_paused": True}
             assert coordinator.run.state.step is not None
             assert await ask("resume") == ExitCode.DONE
             assert "was not paused" in capsys.readouterr().out
@@ -211,8 +211,8 @@ def test_a_run_that_has_begun_is_not_started_again(
         await Steps(coordinator, manifest).training()
         async with operator(coordinator) as ask:
             assert await ask("start", "--json") == ExitCode.DONE
-            told = json.loads(capsys.readouterr().out)
-            assert told == {"num_clients": 2, "was_started": True}
+            document = json.loads(capsys.readouterr().out)
+            assert document == {"num_clients": 2, "was_started": True}
             assert await ask("start") == ExitCode.DONE
             assert "had already started with 2 clients" in capsys.readouterr().out
             assert await ask("pause") == ExitCode.DONE
@@ -259,12 +259,14 @@ def test_status_as_json_has_numbers_and_hex(
             assert await ask("stop") == ExitCode.DONE
             capsys.readouterr()
             assert await ask("status", "--json") == ExitCode.DONE
-            told = json.loads(capsys.readouterr().out)
-            assert [one["num_samples"] for one in told["clients"]] == [10, 10]
-            assert told["num_values"] == manifest.size
-            assert told["model_digest"] == coordinator.run.state.base_digest
-            assert told["metrics"] == {} and "accuracy" not in told and "stall" not in told
-            assert told["refresh_asked"] is False, "it is over"
+            document = json.loads(capsys.readouterr().out)
+            assert [one["num_samples"] for one in document["clients"]] == [10, 10]
+            assert document["num_values"] == manifest.size
+            assert document["model_digest"] == coordinator.run.state.base_digest
+            assert (
+                document["metrics"] == {} and "accuracy" not in document and "stall" not in document
+            )
+            assert document["refresh_asked"] is False, "it is over"
 
     conduct(tmp_path, script)
 
@@ -324,11 +326,11 @@ def test_the_clients_of_a_run_are_listed(
         await coordinator.run.post(events.Lost(C2))
         async with operator(coordinator) as ask:
             assert await ask("clients", "--json") == ExitCode.DONE
-            told = json.loads(capsys.readouterr().out)
-            assert [(one["client_id"], one["state"]) for one in told["clients"]] == [
+            document = json.loads(capsys.readouterr().out)
+            assert [(one["client_id"], one["state"]) for one in document["clients"]] == [
                 ("c2", "lost"), ("c1", "working"),
             ]  # fmt: skip
-            assert told["clients"][0]["missing"], "the run cannot go on without it"
+            assert document["clients"][0]["missing"], "the run cannot continue without it"
             assert await ask("clients") == ExitCode.DONE
             shown = capsys.readouterr().out
             assert shown.index("c2") < shown.index("c1")

@@ -1,4 +1,4 @@
-"""Whose call it is: every request names its client, and strangers are told what they lack."""
+"""Authentication: every request names its client, and a refusal names what is missing."""
 
 import asyncio
 import contextlib

@@ -203,8 +203,8 @@ def test_the_encoding_is_logged_when_a_client_is_ready(
             del request.encodings[4:]
             await stub.Join(request, timeout=30)
         ready = [one for one in caplog.records if one.message == "client ready"]
-        told = {one.__dict__["client"]: one.__dict__["values"] for one in ready}
-        assert told == {"c3": word, "c4": "values_only"}
+        chosen = {one.__dict__["client"]: one.__dict__["values"] for one in ready}
+        assert chosen == {"c3": word, "c4": "values_only"}
 
     settings = replace(SETTINGS, value_type=value_type)
     tell(tmp_path, plain_manifest, story, reference_coding, settings)

@@ -57,7 +57,7 @@ def test_new_tls_files_are_loaded_and_bad_ones_are_logged(
     assert "the old ones stay in use: --tls-cert: " in caplog.text
     (folder / "coordinator.pem").write_bytes(good)
     assert clients() is not None
-    assert admin() is not None, "every port has to be told"
+    assert admin() is not None, "every port must load the new files"
     assert clients() is None
     assert caplog.text.count("certificates renewed") == 1
 

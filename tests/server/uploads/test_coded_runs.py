@@ -119,7 +119,7 @@ def test_the_same_bytes_again_are_accepted_already_and_others_are_a_conflict(
 def test_an_update_that_counted_is_reported_as_accepted_after_its_step(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    """Its receipt was lost; the client adds what a lossy update lost to the next only if told."""
+    """The receipt is lost; the client keeps its residual only if the update counted."""
 
     async def tell(steps: Steps) -> None:
         payload, data = coded(steps, steps.base + np.float32(0.125))

@@ -44,7 +44,7 @@ def pieces(data: bytes, size: int, start: int = 0) -> list[Any]:
     return [chunk(at, data[at : at + size]) for at in range(start, len(data), size)]
 
 
-async def told(answers: AsyncIterator[Any]) -> list[str]:
+async def read_all(answers: AsyncIterator[Any]) -> list[str]:
     return [word(answer) async for answer in answers]
 
 
@@ -68,7 +68,7 @@ def test_tiny_messages_do_not_count_as_progress(tmp_path: Path) -> None:
         receiving = SlowReceiving(tmp_path)
         dribble = slowly(receiving, 0.3, pieces(BIG, 1))
         with pytest.raises(NoProgress, match=r"fewer than 16384 bytes .* resumes at byte 4"):
-            await told(receiving.stream(dribble, payload=announced(BIG)))
+            await read_all(receiving.stream(dribble, payload=announced(BIG)))
 
     run(story())
 
@@ -77,7 +77,7 @@ def test_a_slow_link_with_the_minimum_progress_is_not_ended(tmp_path: Path) -> N
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
         slow = slowly(receiving, 0.49, pieces(BIG, MIN_PROGRESS // 2))
-        answers = await told(receiving.stream(slow, payload=announced(BIG)))
+        answers = await read_all(receiving.stream(slow, payload=announced(BIG)))
         assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
         assert receiving.kept == [BIG]
 
@@ -88,7 +88,7 @@ def test_the_rest_of_a_payload_is_progress_however_small(tmp_path: Path) -> None
     async def story() -> None:
         receiving = SlowReceiving(tmp_path)
         slow = slowly(receiving, 0.9, [*pieces(BIG[:-1], len(BIG)), chunk(len(BIG) - 1, BIG[-1:])])
-        answers = await told(receiving.stream(slow, payload=announced(BIG)))
+        answers = await read_all(receiving.stream(slow, payload=announced(BIG)))
         assert answers[-1] == "OUTCOME_ACCEPTED"
 
     run(story())
@@ -113,7 +113,7 @@ def test_slow_uploads_in_every_slot_delay_others_by_about_one_deadline(
             await asyncio.Event().wait()
 
         streams = [
-            told(receiving.stream(loris(), ClientId(f"loris-{number}"), announced(BIG)))
+            read_all(receiving.stream(loris(), ClientId(f"loris-{number}"), announced(BIG)))
             for number in range(SLOTS)
         ]
         lorises = [asyncio.ensure_future(one) for one in streams]
@@ -137,7 +137,7 @@ def test_slow_uploads_in_every_slot_delay_others_by_about_one_deadline(
         assert not granted.done()
         receiving.pass_s(0.1)
         assert word(await granted) == "grant 0"
-        assert await told(honest) == ["OUTCOME_ACCEPTED"]
+        assert await read_all(honest) == ["OUTCOME_ACCEPTED"]
         for one in lorises:
             one.cancel()  # whoever looked when nobody waited any more is still there
         ended = await asyncio.gather(*lorises, return_exceptions=True)
@@ -154,7 +154,7 @@ def test_an_upload_that_yielded_its_slot_resumes_without_resending(tmp_path: Pat
         assert word(await anext(slow)) == "grant 0"
         data = b"an honest update"
         honest = asyncio.ensure_future(
-            told(receiving.stream(sent(chunk(0, data)), HONEST, announced(data)))
+            read_all(receiving.stream(sent(chunk(0, data)), HONEST, announced(data)))
         )
         await reaches(lambda: receiving.uploads.slots.queued == 1)
         with pytest.raises(SlotYielded, match="the bytes that arrived are kept"):
@@ -162,7 +162,7 @@ def test_an_upload_that_yielded_its_slot_resumes_without_resending(tmp_path: Pat
         assert (await honest)[-1] == "OUTCOME_ACCEPTED"
         # Chunks came at 0.4, 0.8 and 1.2: the third is kept, then it makes room.
         rest = sent(*pieces(BIG, MIN_PROGRESS, 3 * MIN_PROGRESS))
-        answers = await told(receiving.stream(rest, payload=announced(BIG)))
+        answers = await read_all(receiving.stream(rest, payload=announced(BIG)))
         assert answers == [f"grant {3 * MIN_PROGRESS}", "OUTCOME_ACCEPTED"]
         assert receiving.kept == [data, BIG]
         counted = sum(row["payload_bytes"] for row in receiving.ledger.rows())
@@ -175,7 +175,7 @@ def test_a_slot_is_not_yielded_while_no_upload_is_queued(tmp_path: Path) -> None
     async def story() -> None:
         receiving = SlowReceiving(tmp_path, slots=1)
         slow = slowly(receiving, 0.9, pieces(BIG, MIN_PROGRESS))
-        answers = await told(receiving.stream(slow, payload=announced(BIG)))
+        answers = await read_all(receiving.stream(slow, payload=announced(BIG)))
         assert answers == ["grant 0", "OUTCOME_ACCEPTED"]
 
     run(story())
@@ -187,7 +187,9 @@ def test_only_the_newest_upload_of_a_client_waits(tmp_path: Path) -> None:
         holder = receiving.stream(sent(hangs=True), HONEST)
         assert word(await anext(holder)) == "grant 0"
         greedy = ClientId("greedy")
-        waiting = [asyncio.ensure_future(told(receiving.stream(sent(), greedy))) for _ in range(20)]
+        waiting = [
+            asyncio.ensure_future(read_all(receiving.stream(sent(), greedy))) for _ in range(20)
+        ]
         await reaches(lambda: sum(one.done() for one in waiting) == 19)
         assert receiving.uploads.slots.queued == 1
         for one in waiting[:-1]:
@@ -212,7 +214,7 @@ def test_a_newer_upload_ends_an_older_one_that_is_silent(tmp_path: Path) -> None
         path = receiving.spool.part(3, ClientId("c1"), announced(BIG).digest)
         await reaches(lambda: path.num_bytes == 50)
         newer = receiving.stream(sent(chunk(50, BIG[50:])), payload=announced(BIG))
-        assert await told(newer) == ["grant 50", "OUTCOME_ACCEPTED"]
+        assert await read_all(newer) == ["grant 50", "OUTCOME_ACCEPTED"]
         with pytest.raises(SessionEnded):
             await rest
 

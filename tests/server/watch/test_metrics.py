@@ -50,18 +50,23 @@ def test_a_stalled_run_and_refusals_can_be_seen(tmp_path: Path, manifest: Manife
         await coordinator.run.post(events.Lost(C2))
         for client in ("c1", "c1", "c2"):
             coordinator.refusals.count(client, "bad_values", "no")
-        told = await asyncio.to_thread(ask)
-        assert told["ssfl_run_phase", "waiting"] == 1 and told["ssfl_run_phase", "gathering"] == 0
-        assert told["ssfl_run_stalled", ""] == 1
-        assert told["ssfl_run_missing_clients", ""] == 1
-        assert told["ssfl_clients", "lost"] == 1 and told["ssfl_clients", "working"] == 1
-        assert told["ssfl_client_pending", "c1"] == 1 and told["ssfl_client_pending", "c2"] == 1
-        assert ("ssfl_client_last_seen_seconds", "c2") in told
-        assert told["ssfl_client_up", "c1"] == 1 and told["ssfl_client_up", "c2"] == 0
-        assert told["ssfl_refusals_total", "bad_values"] == 3
-        assert told["ssfl_disk_full", ""] == 0
-        assert told["ssfl_clients_joined_total", "no"] == 2
-        assert told["ssfl_clients_selected_total", "score"] == 2
+        samples = await asyncio.to_thread(ask)
+        assert (
+            samples["ssfl_run_phase", "waiting"] == 1
+            and samples["ssfl_run_phase", "gathering"] == 0
+        )
+        assert samples["ssfl_run_stalled", ""] == 1
+        assert samples["ssfl_run_missing_clients", ""] == 1
+        assert samples["ssfl_clients", "lost"] == 1 and samples["ssfl_clients", "working"] == 1
+        assert (
+            samples["ssfl_client_pending", "c1"] == 1 and samples["ssfl_client_pending", "c2"] == 1
+        )
+        assert ("ssfl_client_last_seen_seconds", "c2") in samples
+        assert samples["ssfl_client_up", "c1"] == 1 and samples["ssfl_client_up", "c2"] == 0
+        assert samples["ssfl_refusals_total", "bad_values"] == 3
+        assert samples["ssfl_disk_full", ""] == 0
+        assert samples["ssfl_clients_joined_total", "no"] == 2
+        assert samples["ssfl_clients_selected_total", "score"] == 2
         assert C1 in coordinator.run.state.members
 
     conduct(tmp_path, script)
@@ -71,10 +76,13 @@ def test_possible_series_start_at_zero(tmp_path: Path) -> None:
     """`increase` misses the first value of a series, and scores are sent only once."""
 
     async def script(coordinator: Coordinator) -> None:
-        told = asking(coordinator)()
-        assert told["ssfl_payload_bytes_total", "up,scores,scores"] == 0
-        assert told["ssfl_refusals_total", "bad_values"] == told["ssfl_refusals_total", "internal"]
-        assert told["ssfl_clients_selected_total", "personalize"] == 0
+        samples = asking(coordinator)()
+        assert samples["ssfl_payload_bytes_total", "up,scores,scores"] == 0
+        assert (
+            samples["ssfl_refusals_total", "bad_values"]
+            == samples["ssfl_refusals_total", "internal"]
+        )
+        assert samples["ssfl_clients_selected_total", "personalize"] == 0
         coordinator.ledger.count("scores", Direction.UP, 50, 40, encoding="scores")
         assert asking(coordinator)()["ssfl_payload_bytes_total", "up,scores,scores"] == 40
 
@@ -128,18 +136,18 @@ def test_with_very_many_clients_the_slowest_and_most_silent_are_shown(
                 "sent_s": 0.0, "work_s": 1.0, "upload_s": 0.5, "received_s": float(number),
                 "upload_bytes": 100,
             }  # fmt: skip
-        told = asking(coordinator)()
-        shown = {label for name, label in told if name == "ssfl_client_samples"}
+        samples = asking(coordinator)()
+        shown = {label for name, label in samples if name == "ssfl_client_samples"}
         assert len(shown) <= 2 * series.SLOWEST_SHOWN
         assert {f"c{number:03}" for number in range(480, 500)} <= shown
-        assert told["ssfl_client_upload_bytes_per_second", "c499"] == 200.0
+        assert samples["ssfl_client_upload_bytes_per_second", "c499"] == 200.0
         # The quickest of all is the one that everybody waits for, and another never ended.
         stall = Stall("too few clients", (ClientId("c003"),), "1 more client", 0.0)
         coordinator.run.state = replace(coordinator.run.state, stall=stall)
         del coordinator.counters.results[ClientId("c007")]
-        told = asking(coordinator)()
-        shown = {label for name, label in told if name == "ssfl_client_samples"}
+        samples = asking(coordinator)()
+        shown = {label for name, label in samples if name == "ssfl_client_samples"}
         assert len(shown) <= 2 * series.SLOWEST_SHOWN and {"c003", "c007"} <= shown
-        assert told["ssfl_client_pending", "c003"] == 1
+        assert samples["ssfl_client_pending", "c003"] == 1
 
     conduct(tmp_path, script, settings)

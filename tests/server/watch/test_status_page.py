@@ -55,16 +55,16 @@ def test_the_status_shows_what_the_run_waits_for(tmp_path: Path, manifest: Manif
         assert early["rounds"] == {"done": 0, "all": 2} and early["step"] is None
         assert early["accuracy"] is None and early["bytes"]["up"]["ratio"] is None
         await begin(coordinator, manifest)
-        told = await asyncio.to_thread(ask, "status")
-        assert told["phase"] == "score" and told["waiting_for"] == "score of c1, c2"
-        assert (told["step"]["asked"], told["step"]["reported"]) == (2, 0)
-        assert told["clients"]["working"] == 2
+        document = await asyncio.to_thread(ask, "status")
+        assert document["phase"] == "score" and document["waiting_for"] == "score of c1, c2"
+        assert (document["step"]["asked"], document["step"]["reported"]) == (2, 0)
+        assert document["clients"]["working"] == 2
         await coordinator.run.post(events.Lost(C2))
         coordinator.refusals.count("c1", "bad_values", "no")
-        told = ask("status")
-        assert told["phase"] == "waiting" and told["stall"]["missing"] == ["c2"]
-        assert told["refusals"] == {"bad_values": 1}
-        assert told["disk"]["free_bytes"] > 0 and told["memory"]["peak_bytes"] > 0
+        document = ask("status")
+        assert document["phase"] == "waiting" and document["stall"]["missing"] == ["c2"]
+        assert document["refusals"] == {"bad_values": 1}
+        assert document["disk"]["free_bytes"] > 0 and document["memory"]["peak_bytes"] > 0
 
     conduct(tmp_path, script)
 
@@ -81,10 +81,10 @@ def test_500_clients_are_paged_sorted_and_filtered(tmp_path: Path, manifest: Man
                 presence.heard(name, -float(number))
         await coordinator.run.post(events.Lost(ClientId("site_499")))
         ask = asking(coordinator)
-        told = ask("clients")
-        assert (told["all"], told["matching"], len(told["clients"])) == (500, 500, 50)
-        assert told["states"]["lost"] == 1
-        assert [row["name"] for row in told["clients"][:2]] == ["site_000", "site_001"]
+        document = ask("clients")
+        assert (document["all"], document["matching"], len(document["clients"])) == (500, 500, 50)
+        assert document["states"]["lost"] == 1
+        assert [row["name"] for row in document["clients"][:2]] == ["site_000", "site_001"]
         last = ask("clients", offset="490", limit="200")["clients"]
         assert [row["name"] for row in last] == [f"site_{n}" for n in range(490, 500)]
         fewest = ask("clients", sort="samples", limit="1")["clients"][0]
@@ -209,11 +209,11 @@ def test_no_answer_holds_what_clients_prove_their_names_with(
             answer = routes[path](Request(path, {}, HERE))
             assert secret.encode() not in answer.body
             assert b"token" not in answer.body and str(tmp_path).encode() not in answer.body
-        (told,) = json.loads(routes["/api/v1/events"](Request("", {}, HERE)).body)["events"]
-        assert (told["event"], told["fields"]) == ("cannot read x", {})
+        (document,) = json.loads(routes["/api/v1/events"](Request("", {}, HERE)).body)["events"]
+        assert (document["event"], document["fields"]) == ("cannot read x", {})
         # A name is data: the answer cannot be taken for a page, and the page shows it as text.
-        told = json.loads(routes["/api/v1/clients"](Request("", {}, HERE)).body)
-        assert hostile in [row["name"] for row in told["clients"]]
+        document = json.loads(routes["/api/v1/clients"](Request("", {}, HERE)).body)
+        assert hostile in [row["name"] for row in document["clients"]]
 
     conduct(tmp_path, script)
 
@@ -227,8 +227,8 @@ def test_a_lone_surrogate_does_not_break_the_page(tmp_path: Path) -> None:
         routes = page_routes(Documents(coordinator, recent, Path("runs")))
         look = json.loads(routes["/api/v1/look"](Request("", {}, HERE)).body)
         assert list(look) == ["status", "clients", "events"]
-        (told,) = look["events"]["events"]
-        assert told["event"] == r"a model called \ud800 was refused"
+        (document,) = look["events"]["events"]
+        assert document["event"] == r"a model called \ud800 was refused"
         later = json.loads(routes["/api/v1/look"](Request("", {"after": "1"}, HERE)).body)
         assert later["events"] == {"events": [], "last": 1}
         anew = json.loads(routes["/api/v1/events"](Request("", {"after": "9"}, HERE)).body)
@@ -259,9 +259,9 @@ def test_a_long_journal_is_read_in_several_looks(
         assert [one["read"] for one in read] == sorted(one["read"] for one in read)
         assert 0 < read[0]["read"] < 1 and read[-1]["read"] == 1.0
         assert read[0]["mark"] != read[1]["mark"] and read[-2] == read[-1]
-        told = documents.rounds(400)
-        assert [point["round"] for point in told["curve"]] == [0, 1, 2, 3]
-        assert [point["rounds_done"] for point in told["evaluations"]] == [1, 2, 3, 4]
+        document = documents.rounds(400)
+        assert [point["round"] for point in document["curve"]] == [0, 1, 2, 3]
+        assert [point["rounds_done"] for point in document["evaluations"]] == [1, 2, 3, 4]
         assert [one["round"] for one in documents.timeline()["rounds"]] == [0, 1, 2, 3]
         assert len(documents.layers()["masks"]) == 1
 
