@@ -107,7 +107,7 @@ def test_all_equal_keeps_the_first_k(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(66))
 def test_every_k_of_every_size_is_what_sorting_gives(size: int) -> None:
-    scores = np.round(random_scores(size) * 8)  # few values, so many ties
+    scores = np.round(random_scores(size) * 8)  # few values, many ties
     for k in range(size + 1):
         mask = top_k(scores, k)
         assert mask.num_kept == k

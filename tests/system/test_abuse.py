@@ -82,7 +82,7 @@ BAD_MANIFESTS = {
     "half of one": manifest_of()[:-20],
     "spaces": manifest_of().replace(b":", b": "),
     "another format": manifest_of().replace(b'"format":1', b'"format":2'),
-    "a model that is no object": manifest_of().replace(b'{"name":"by hand"}', b'"by hand"'),
+    "a model that is not an object": manifest_of().replace(b'{"name":"by hand"}', b'"by hand"'),
     "a scale beyond floats": manifest_of().replace(b"0x0.0p+0", b"0x1.0p+99999"),
     "an endless tensor": manifest_of([("w", (2**31, 2), "masked", "ones")]),
     "an empty tensor": manifest_of([("w", (0,), "masked", "ones")]),

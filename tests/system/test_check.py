@@ -59,7 +59,7 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
         if entry.message_bytes != earlier.message_bytes
     }
     assert set(grown) == {"control"}
-    assert max(grown.values()) < 1 << 16, "the noise is no part of the run's bytes"
+    assert max(grown.values()) < 1 << 16, "the noise does not count as the run's bytes"
     for client_id in (SHARDS[0], "stranger"):
         coordinator.says(f"{client_id} measured its wire: ")
     hold.release()

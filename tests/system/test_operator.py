@@ -29,7 +29,7 @@ def test_start_begins_a_run_that_waits_for_more_clients(programs: Programs) -> N
     assert "1 clients have joined, at least 2 are needed" in early.err
     assert raw.coordinator.status().phase == "gathering"
     raw.coordinator.says("call refused: 1 clients have joined")
-    assert not raw.coordinator.status().refusals, "an operator's slip is no client's refusal"
+    assert not raw.coordinator.status().refusals, "an operator's mistake is not a client's refusal"
     raw.bob.join()
     assert "starting in" in raw.coordinator.status().waiting_for
     assert ssfl(programs, "start", raw.coordinator).ends() == 0

@@ -165,7 +165,7 @@ def test_a_client_that_was_away_was_asked_when_it_takes_its_task_again(
             assert again_s > first_s
             asked.task_digest, asked.offset = task.task_digest, len(data) // 2
             await task_of(stub, asked)
-            assert presence.get(C1, 0.0).asked_s == again_s  # it goes on
+            assert presence.get(C1, 0.0).asked_s == again_s  # it continues
 
     seconds = count(1.0)
     conduct(tmp_path, script, SETTINGS, clock=lambda: next(seconds))

@@ -185,7 +185,7 @@ def test_values_that_are_bad_once_decoded_are_refused_and_leave_nothing(
 def test_a_step_that_makes_nan_of_codes_is_refused(
     tmp_path: Path, plain_manifest: Manifest
 ) -> None:
-    """An int8 block whose step is infinite: 0 times infinity is no number."""
+    """An int8 block whose step is infinite: 0 times infinity is not a number."""
 
     async def tell(steps: Steps) -> None:
         step = np.array([np.inf], dtype="<f4").tobytes()

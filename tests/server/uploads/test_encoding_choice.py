@@ -49,7 +49,7 @@ def test_this_machine(peer: str) -> None:
         "ipv6:%5Bfe80::1%25eth0%5D:43210",
         "ipv6:[::ffff:192.0.2.7]:43210",
         "ipv6:[::]:43210",
-        "ipv4:localhost:43210",  # a name is no address
+        "ipv4:localhost:43210",  # a name is not an address
         "vsock:2:1234",
         "something new",
         "",
