@@ -51,8 +51,8 @@ DOCUMENTED = {
     "evaluation": "for the test split",
     "validation": "the validation split",
     "personal": "counts and sums of both models",
-    "steps_done": "steps done of all",
-    "steps_all": "steps done of all",
+    "steps_done": "number of steps done",
+    "steps_all": "of all steps",
     "reason": "why",
     "detail": "a sentence of at most 200 characters",
 }

@@ -40,12 +40,12 @@ class StoredVector(ABC):
 ModelVector = Vector | StoredVector
 
 
-def vector_of(whole: ModelVector) -> Vector:
-    return whole.vector() if isinstance(whole, StoredVector) else whole
+def vector_of(vector: ModelVector) -> Vector:
+    return vector.vector() if isinstance(vector, StoredVector) else vector
 
 
-def digest_of(whole: ModelVector) -> bytes:
-    return whole.digest if isinstance(whole, StoredVector) else values_digest(whole)
+def digest_of(vector: ModelVector) -> bytes:
+    return vector.digest if isinstance(vector, StoredVector) else values_digest(vector)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ModelState:
     # (manifest.size,) the whole model that was scored for the mask; None: the initial vector.
     scored: ModelVector | None = None
     scored_digest: bytes = b""
-    # (manifest.size,) resting values of pruned weights: `scored`, or the initial vector if None.
+    # (manifest.size,) resting values of pruned weights, same as `scored`; None: the initial vector.
     resting: ModelVector | None = None
     first: Vector | None = None  # values at the start of training under this mask, if in memory
 
@@ -103,7 +103,7 @@ class ModelState:
 
     @property
     def is_untrained(self) -> bool:
-        """True if the whole model is the initial vector."""
+        """True before the first mask, while the whole model is the initial vector."""
         return self.mask is None or self.values is None
 
     @cached_property
@@ -122,6 +122,6 @@ class ModelState:
     def release(self) -> None:
         """Drop vectors of the model's size that can be read or computed again."""
         self.__dict__.pop("whole", None)
-        for whole in (self.start, self.scored, self.resting):
-            if isinstance(whole, StoredVector):
-                whole.release()
+        for vector in (self.start, self.scored, self.resting):
+            if isinstance(vector, StoredVector):
+                vector.release()

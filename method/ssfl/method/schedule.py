@@ -44,5 +44,5 @@ def parse_rounds(text: str) -> frozenset[int]:
     """Return the round numbers of a list such as 30,60; empty for an empty text."""
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:
-        raise DensityError(f"must be a list of rounds from 1, such as 30,60, got {wrong[0]!r}")
+        raise DensityError(f"must be a list of rounds above 0, such as 30,60, got {wrong[0]!r}")
     return frozenset(int(part) for part in parts)

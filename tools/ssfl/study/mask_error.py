@@ -1,9 +1,10 @@
 """The error of a mask from a few minibatches, compared with the mask of all the data.
 
-The clients score their minibatches |g·w| as in a run. The scores are taken from the clients in
-turn, weighted by training samples, and averaged over the first n. The Top-k mask of that mean is
-compared with the mask of an oracle that has seen every training sample. The error is the share of
-the oracle's kept weights that the mask misses. There are two oracles, which do not agree:
+The clients score minibatches by |g·w| as in a run. One minibatch is taken from each client in turn.
+The scores of the first n are averaged, weighted by the clients' training samples. The Top-k mask of
+that mean is compared with the mask of an oracle that has seen every training sample. The error is
+the share of the oracle's kept weights that the mask misses. There are two oracles, which do not
+agree:
 
 mean of minibatch scores    the mean of |g·w| over minibatches that hold every sample once, each
                             of one client's samples in random order; the method's mean tends to
@@ -12,7 +13,7 @@ score of the full gradient  |g·w| of the loss over all samples at once; gradien
                             samples cancel before the magnitude is taken, so a mean of magnitudes
                             does not tend to it
 
-So the error has a floor, and `flat_at` is the n from which on it is as good as at the last n.
+So the error has a floor, and `flat_at` is the n from which on it stays near that of the last n.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +83,8 @@ def mask_error(
 def flat_at(minibatches: Sequence[int], mean: Sequence[float], deviation: float) -> int:
     """Return the smallest number of minibatches from which on the error stays near the last one.
 
-    Near is a tenth above it, or its standard deviation over seeds above it.
+    An error is near if it exceeds the last one by at most a tenth of it or by at most `deviation`,
+    its standard deviation over seeds.
     """
     limit = mean[-1] + max(_TOLERANCE * mean[-1], deviation)
     above = [place for place, error in enumerate(mean) if error > limit]
@@ -169,18 +171,18 @@ def _errors_of_seed(
     scores: _Scores, minibatches: Sequence[int], sparsities: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
     oracles = {MEAN_OF_SCORES: scores.mean_of_scores(), FULL_GRADIENT: scores.full_gradient()}
-    wanted = {
-        (oracle, sparsity): _mask(found, sparsity)
-        for oracle, found in oracles.items()
+    oracle_masks = {
+        (oracle, sparsity): _mask(mean, sparsity)
+        for oracle, mean in oracles.items()
         for sparsity in sparsities
     }
     errors: dict[str, dict[str, list[float]]] = {
         oracle: {sparsity: [] for sparsity in sparsities} for oracle in oracles
     }
     for mean in scores.running_means(minibatches):
-        found = {sparsity: _mask(mean, sparsity) for sparsity in sparsities}
-        for (oracle, sparsity), mask in wanted.items():
-            errors[oracle][sparsity].append(missed(mask, found[sparsity]))
+        masks = {sparsity: _mask(mean, sparsity) for sparsity in sparsities}
+        for (oracle, sparsity), oracle_mask in oracle_masks.items():
+            errors[oracle][sparsity].append(missed(oracle_mask, masks[sparsity]))
     return errors
 
 

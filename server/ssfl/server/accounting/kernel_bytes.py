@@ -37,53 +37,53 @@ INFO_BYTES, OLD_INFO_BYTES = 208, 136
 
 Place = tuple[str, int]  # address and port of the far end
 Carried = tuple[int, int]  # bytes received and sent
-Sample = dict[tuple[int, Place], Carried]  # by inode and place; remote ports are reused
+Sample = dict[tuple[int, Place], Carried]  # by inode, too, since remote ports are reused
 
 
 class Connections:
-    """The connections of clients, and how much of each is in the ledger."""
+    """The connections of clients, and how many bytes of each are in the ledger."""
 
     def __init__(self, ledger: Ledger, open_files: Path = OPEN_FILES) -> None:
         self.port = 0  # the port clients connect to; 0: not listening yet
         self._ledger = ledger
         self._open_files = open_files
-        self._speakers: dict[str, tuple[ClientId, Place]] = {}  # by peer
+        self._callers: dict[str, tuple[ClientId, Place]] = {}  # by peer: its last caller
         self._booked: Sample = {}
-        self._counts = True
+        self._is_supported = True  # False after the first failure: this system has no counters
         # A thread of its own: 500 connections take 10 to 20 ms, and commits wait for the result.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sockets")
         self._one_at_a_time = asyncio.Lock()
-        self._next: asyncio.Future[None] | None = None
+        self._next: asyncio.Future[None] | None = None  # a sample that has not begun yet
 
     def belongs(self, peer: str, client: ClientId) -> None:
-        """Note the client of a connection; `peer` as in the context of a call."""
-        known = self._speakers.get(peer)
+        """Record the client of a connection; `peer` is that of the call's context."""
+        known = self._callers.get(peer)
         if (known is None or known[0] != client) and (place := place_of(peer)):
-            self._speakers[peer] = (client, place)
+            self._callers[peer] = (client, place)
 
     async def count(self) -> None:
-        """Book the bytes since the last sample. Concurrent callers share the next sample."""
-        if not self._counts or not self.port:
+        """Book the bytes since the last sample. Calls that wait share the next sample."""
+        if not self._is_supported or not self.port:
             return
         if self._next is None:
-            self._next = asyncio.ensure_future(self._look())
+            self._next = asyncio.ensure_future(self._take_sample())
         await asyncio.shield(self._next)
 
-    async def _look(self) -> None:
+    async def _take_sample(self) -> None:
         async with self._one_at_a_time:
             self._next = None
-            speakers = dict(self._speakers)
-            look = partial(carried_by_connection, self.port, self._open_files)
+            callers = dict(self._callers)
+            sample = partial(carried_by_connection, self.port, self._open_files)
             try:
-                found = await asyncio.get_running_loop().run_in_executor(self._thread, look)
+                found = await asyncio.get_running_loop().run_in_executor(self._thread, sample)
             except OSError as error:
-                self._counts = False
+                self._is_supported = False
                 log.warning("socket bytes are not counted on this system: %s", error)
                 return
-            self._book(found, speakers)
+            self._book(found, callers)
 
-    def _book(self, found: Sample, speakers: dict[str, tuple[ClientId, Place]]) -> None:
-        clients = {place: client for client, place in speakers.values()}
+    def _book(self, found: Sample, callers: dict[str, tuple[ClientId, Place]]) -> None:
+        clients = {place: client for client, place in callers.values()}
         booked: Sample = {}
         for connection, (received, sent) in found.items():
             before = booked[connection] = self._booked.get(connection, (0, 0))
@@ -94,9 +94,9 @@ class Connections:
                 booked[connection] = received, sent
         self._booked = booked
         open_now = {place for _, place in found}
-        for peer, (_, place) in speakers.items():
+        for peer, (_, place) in callers.items():
             if place not in open_now:
-                self._speakers.pop(peer, None)
+                self._callers.pop(peer, None)
 
 
 def place_of(peer: str) -> Place | None:
@@ -125,7 +125,7 @@ def carried_by_connection(port: int, open_files: Path = OPEN_FILES) -> Sample:
         with suppress(OSError):  # closed in the meantime, or not connected
             found.update(_connection(int(link.name), port))
     if any(counted is None for counted in found.values()):
-        raise OSError("its TCP_INFO has no counters (Linux 4.1 has them)")
+        raise OSError("its TCP_INFO has no counters (they need Linux 4.1 or newer)")
     return {key: counted for key, counted in found.items() if counted is not None}
 
 

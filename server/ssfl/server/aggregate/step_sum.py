@@ -1,8 +1,8 @@
 """The sum of the open step: fold verified uploads, then compute the next model.
 
 Memory does not depend on the number of clients. Updates are added on arrival to one 64-bit sum over
-the step's values. Scores cover all weights of the model, and their grid is known only after the
-last upload. They are then added block by block, so that only their mean is held completely.
+the step's values. Scores cover all masked weights of the model, and their grid is known only after
+the last upload. They are then added block by block, so that only their mean is held completely.
 All folds run on one worker thread and never overlap. The result does not depend on their order.
 """
 
@@ -26,13 +26,15 @@ from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
 
 _BLOCK = 1 << 18  # values
-OUTLIER = 1e6  # times the median of the clients' largest scores; only a fault produces it
+# A client is an outlier if its largest score is above this many times the median of the clients'
+# largest scores. Only a fault produces such a score.
+OUTLIER = 1e6
 
 log = logging.getLogger("ssfl.run")
 
 
 def update_fraction_bits(step: Step) -> int:
-    """Return the grid of a training step, which is fixed by its cohort and can be announced."""
+    """Return the fraction bits of a training step's sum, which are known when it starts."""
     if step.fraction_bits is not None:
         return step.fraction_bits
     return fraction_bits(VALUE_BOUND, sum(step.weights.values()))
@@ -43,9 +45,9 @@ def outliers(
 ) -> tuple[ClientId, ...]:
     """Return the clients in `closed` whose scores are outliers, sorted.
 
-    Scores are summed on a grid that follows the largest score, so one absurd score would flatten
-    all others. At most half of the clients can be above the median. With one or two clients, or if
-    half of them report only zeros, no client is an outlier.
+    Scores are summed on a grid that follows the largest score, so one absurd score could round
+    all others to zero. At most half of the clients can be above the median. With one or two
+    clients, or if more than half of them report only zeros, no client is an outlier.
     """
     largest = {client: uploads[client].largest for client in closed}
     middle = median(largest.values()) if largest else 0.0
@@ -101,12 +103,12 @@ class StepSum:
             self._size = model.manifest.num_masked
 
     def fold(self, client: ClientId, digest: str, weight: int) -> None:
-        """Add a client's verified upload; scores are added when the largest is known."""
+        """Add a client's verified update. Scores are added later, by `reduce`."""
         if self._sum is not None:
             self._add(self._sum, client, digest, weight)
 
     def finish(self, step: Step) -> "Finished":
-        """Return the next model from exactly the uploads of `step.closed`."""
+        """Return the next model, from the uploads of `step.closed` that count."""
         before, mean, excluded = self._model, self.reduce(step), self._outliers(step)
         model = self._strategy.finish(step.work, before, mean, step.round_number)
         if step.work is Work.TRAIN:
@@ -152,8 +154,8 @@ class StepSum:
         return np.where(self._holders > 0, mean, values)  # values that no client held do not change
 
     def _mean_scores(self, step: Step) -> Vector:
-        """Return the mean; the grid follows from the largest score that counts."""
-        effect = "its scores do not count" if self._excludes else "the mask may be its alone"
+        """Return the mean scores; the grid follows from the largest score that counts."""
+        effect = "its scores do not count" if self._excludes else "it may decide the mask alone"
         for client in outliers(step.uploads, step.closed or ()):
             log.warning(
                 f"one client's largest score dwarfs those of the others: {effect}",
@@ -169,8 +171,8 @@ class StepSum:
             block = mean[start : start + _BLOCK]
             total = ExactSum(block.size, bits)
             for client in counting:
-                name = bytes.fromhex(step.uploads[client].digest)
-                scores = self._uploads.read(self.number, client, name, start, _BLOCK)
+                digest = bytes.fromhex(step.uploads[client].digest)
+                scores = self._uploads.read(self.number, client, digest, start, _BLOCK)
                 _check_count(scores, block.size, client)
                 total.fold_at(0, scores, weights[client])
             total.total_weight = weight
@@ -187,16 +189,16 @@ class StepSum:
         return [client for client in step.closed or () if client not in excluded]
 
     def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
-        name = bytes.fromhex(digest)
+        raw_digest = bytes.fromhex(digest)
         seen = self._strategy.client_state(client, self.work, self._model)
         if seen is self._model:
             for start in range(0, self._size, _BLOCK):
-                values = self._uploads.read(self.number, client, name, start, _BLOCK)
+                values = self._uploads.read(self.number, client, raw_digest, start, _BLOCK)
                 _check_count(values, min(_BLOCK, self._size - start), client)
                 total.fold_at(start, values, weight)
         else:
             assert seen.mask is not None and seen.values is not None
-            values = self._uploads.read(self.number, client, name, 0, seen.values.size)
+            values = self._uploads.read(self.number, client, raw_digest, 0, seen.values.size)
             _check_count(values, seen.values.size, client)
             total.fold_at(0, seen.mask.scatter(values), weight)
             if self._holders is not None:

@@ -1,6 +1,6 @@
 """Worker-thread jobs of a step: folds, the sum, model files, the spool.
 
-The jobs run one at a time, in the order the run loop starts them. None of them touches the queue.
+The jobs run one at a time, in the order the run loop starts them. None of them posts events.
 """
 
 import logging
@@ -30,7 +30,7 @@ class StepJobs:
     def __init__(
         self, opened: OpenedRun, disk: Disk, times: StepTimes, write_model: Callable[[], None]
     ) -> None:
-        """`write_model` writes the results."""
+        """`write_model` writes the run's results to the output directory."""
         self.write_model = write_model
         self._settings = opened.state.settings
         self._opened = opened
@@ -66,7 +66,7 @@ class StepJobs:
     ) -> tuple[events.StepReduced, ModelState]:
         """Compute and store the next model; return it with the event that makes it current."""
         failpoint("sum.reduce")
-        trim_heap()  # frees the space of the uploads for the sum
+        trim_heap()  # return the memory of received messages before the sum needs more
         assert self._sum is not None
         finished = self._sum.finish(step)
         self._sum = None
@@ -80,12 +80,15 @@ class StepJobs:
         is_lossy = self._settings.value_type != "float32"
         if step.work is Work.TRAIN and is_lossy and result.change is None:
             log.warning(
-                "the change of the mean does not fit the run's value type: values are kept exactly"
+                "the run's value type cannot hold the change of this round: the exact mean is used"
             )
         return step_reduced(step.number, result, finished.report), result
 
     def drop(self, step: int, state: RunState) -> None:
-        """Remove files of a step that has ended."""
+        """Remove files of a step that has ended, and write a snapshot if one is due.
+
+        With `--keep-uploads`, uploads that counted are moved to `accepted/` instead.
+        """
         self._disk.retry_while_full(lambda: self._spool.set_aside(*newest_counted(state)))
         self._spool.drop_through(step)
         self._store.drop_older(state.model_step, state.mask_epoch)

@@ -4,7 +4,8 @@ No I/O, no clock, no randomness of its own: time is an argument, cohorts come fr
 Every decision becomes a fact. The caller journals the facts BEFORE it performs the other actions,
 so a run that is replayed from its journal resumes exactly where it was.
 
-    gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> finished
+    gathering -> score -> train -> … -> evaluate -> … -> (score -> train …) -> (personalize) ->
+    finished
 
 A run with too few clients reports that it is waiting, and continues by itself. A paused run
 finishes its open step, or voids it if too few clients are present, and starts nothing until it is
@@ -39,7 +40,10 @@ def advance(state: RunState, event: Event, now_s: float) -> Outcome:
 
 
 def late_reply(state: RunState, step: int, client: ClientId, digest: str) -> Reply:
-    """Return the reply to an upload whose step is over; it may have counted without an answer."""
+    """Return the reply to an upload whose step is over, or that was not asked for.
+
+    The upload may have counted although its client did not get the receipt.
+    """
     counted = bool(digest) and state.counted.get(client) == (step, digest)
     return Reply.ALREADY_ACCEPTED if counted else Reply.STEP_CLOSED
 
@@ -159,8 +163,8 @@ class _Decision:
 
     def _received(self, event: events.UploadReceived) -> Reply:
         step = self.state.step
-        away = step is None or step.number != event.step or event.client not in step.cohort
-        if step is None or away or event.client in self.state.removed:
+        not_asked = step is None or step.number != event.step or event.client not in step.cohort
+        if step is None or not_asked or event.client in self.state.removed:
             return late_reply(self.state, event.step, event.client, event.digest)
         before = step.uploads.get(event.client)
         if before is not None:
@@ -206,7 +210,7 @@ class _Decision:
             self._fact(facts.ClientRemoved(event.client))
 
     def _suspended(self, seconds: float) -> None:
-        """Shift the start of every running time by `seconds`, but not beyond now."""
+        """Shift the start of every timer by `seconds`, but not beyond now."""
         state = self.state
 
         def moved(since_s: float) -> float:
@@ -292,7 +296,7 @@ class _Decision:
         return begin
 
     def _replace(self) -> bool:
-        """Ask more clients to replace lost ones, while the deadline allows it."""
+        """Ask more clients to replace lost or overdue ones, while the deadline allows it."""
         step = self.state.step
         if step is None or self.state.draining:
             return False
@@ -338,14 +342,14 @@ class _Decision:
             return True
         if len(clients) < quorum.needed_next(state):
             return False
-        reason, reports = refresh_due(state), quorum.goal(state, clients)
+        reason, goal = refresh_due(state), quorum.goal(state, clients)
         position = Position(
             state.rounds_done,
             state.mask_epoch,
             0 if settings.reproducible else state.attempt,
             bool(reason),
             frozenset(clients) - set(state.founders),
-            quorum.num_to_invite(state, reports) - reports if reports else 0,
+            quorum.num_to_invite(state, goal) - goal if goal else 0,
         )
         plan = strategy_for(settings).plan(position, clients)
         assert plan is not None
@@ -353,17 +357,17 @@ class _Decision:
         return True
 
     def _start_step(self, plan: Plan, reason: str = "") -> None:
-        state, reports, bits = self.state, 0, None
+        state, goal, bits = self.state, 0, None
         if plan.work is Work.TRAIN and not state.settings.reproducible:
             clients = quorum.available(state)
-            reports = min(quorum.goal(state, clients), len(plan.cohort))
+            goal = min(quorum.goal(state, clients), len(plan.cohort))
             weights = [weight_of(state.members[client], state.settings) for client in clients]
             bits = fraction_bits(VALUE_BOUND, len(weights) if plan.equal_weights else sum(weights))
         self._fact(
             facts.StepStarted(
                 state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
                 {name: weight_of(state.members[name], state.settings) for name in plan.cohort},
-                plan.reducer, plan.equal_weights, plan.num_batches, reason, reports, bits,
+                plan.reducer, plan.equal_weights, plan.num_batches, reason, goal, bits,
             )
         )  # fmt: skip
         self.state = replace(self.state, step_began_s=self.now_s, asked_s=self.now_s)

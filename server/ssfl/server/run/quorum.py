@@ -30,14 +30,17 @@ def is_away(state: RunState, client: ClientId) -> bool:
 
 
 def final_model_delivered(state: RunState) -> bool:
-    """Return True if the run is finished and every member that is not away stored its model."""
+    """Return True if the run is finished and every member that is not away has the final model."""
     return state.finished and all(
         member.has_final_model or is_away(state, member.client) for member in state.members.values()
     )
 
 
 def available(state: RunState) -> list[ClientId]:
-    """Return the clients that can be asked: ready and, unless the run is reproducible, not lost."""
+    """Return the clients that can be asked: those that are ready and not lost, sorted.
+
+    A reproducible run that has started asks all its founders, except removed ones.
+    """
     if state.settings.reproducible and state.founders:
         return sorted(set(state.founders) - state.removed)
     return [client for client in state.ready if client not in state.lost]
@@ -83,7 +86,7 @@ def can_report(step: Step) -> int:
 
 
 def replacement_pool(state: RunState, step: Step, now_s: float) -> list[ClientId]:
-    """Return the clients that could replace lost ones, in the order to ask them."""
+    """Return the clients that could replace lost or overdue ones, in the order to ask them."""
     settings = state.settings
     if step.work is not Work.TRAIN or settings.reproducible or step.closed is not None:
         return []
@@ -97,7 +100,7 @@ def replacement_pool(state: RunState, step: Step, now_s: float) -> list[ClientId
 
 
 def replacements(state: RunState, step: Step, now_s: float) -> dict[ClientId, int]:
-    """Return the clients to ask in addition, with their samples, to reach the target reports."""
+    """Return the further clients to ask, with their samples, to reach `target_reports`."""
     coming = len(step.uploads) if _is_overdue(state, step, now_s) else can_report(step)
     missing = target_reports(state, step) - coming
     if missing <= 0:
@@ -163,7 +166,10 @@ def needed_next(state: RunState) -> int:
 
 
 def find_stall(state: RunState, now_s: float) -> Stall | None:
-    """Return why the run cannot continue with the present clients; None if it can or must not."""
+    """Return why the run cannot continue with the present clients; None if it can.
+
+    None also before the run starts, when it is finished, and while the coordinator shuts down.
+    """
     if not state.founders or state.finished or state.draining:
         return None
     step, settings = state.step, state.settings
@@ -210,7 +216,7 @@ class Verdict:
     """How a step ends: with these reports, or void."""
 
     void: str = ""  # the reason; empty: the step counts
-    lost: tuple[ClientId, ...] = ()  # asked clients that did not report in time
+    lost: tuple[ClientId, ...] = ()  # asked clients that are away, or missed the deadline
 
 
 def verdict(state: RunState, step: Step, now_s: float) -> Verdict | None:

@@ -1,6 +1,6 @@
 """Rules for refreshing the mask: on request, at a round, for new labels, or on a loss jump.
 
-Pure functions of RunState. They return the reason as text, or an empty string.
+Pure functions of RunState. A reason is a text for users; it is empty if there is none.
 """
 
 from statistics import median
@@ -62,7 +62,7 @@ def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
         return ""
     *before, now = losses
     usual = median(before[-USUAL_ROUNDS:])
-    # A multiple of a negative loss is lower, so a negative usual loss never counts as a jump.
+    # A multiple of a negative loss is lower than it, so no loss is a jump from a negative one.
     if usual < 0 or now <= usual or now < factor * usual:
         return ""
     return f"the mean client loss rose to {now:.3g}, usual was {usual:.3g}"

@@ -92,8 +92,8 @@ def status(argv: Sequence[str]) -> None:
 
 
 def clients(argv: Sequence[str]) -> None:
-    """Show every client, those in trouble first."""
-    text = "Shows every client of a run: clients in trouble first, then clients it waits for."
+    """Show the clients, those in trouble first."""
+    text = "Shows the clients of a run: clients in trouble first, then clients it waits for."
     config = _load(ClientsConfig, argv, "clients", text)
     answer = _coordinator(config).status()
     if config.json:
@@ -116,8 +116,8 @@ def start(argv: Sequence[str]) -> None:
 def pause(argv: Sequence[str]) -> None:
     """Finish the current step, then start no other."""
     text = (
-        "Pauses the run. The current step finishes and counts; if too few clients are here for it, "
-        "it is repeated later. No other step starts until `ssfl resume`, even if the "
+        "Pauses the run. The current step finishes and counts; if too few clients are present to "
+        "finish it, it is repeated later. No other step starts until `ssfl resume`, even if the "
         "coordinator restarts."
     )
     config = _load(OperateConfig, argv, "pause", text)
@@ -178,7 +178,7 @@ def stop(argv: Sequence[str]) -> None:
 
 
 def plain_document(message: Any) -> dict[str, Any]:
-    """Return a message as plain types: its set fields, with bytes in hex.
+    """Return a message as plain types, with bytes in hex and without unset optional fields.
 
     protobuf's own JSON writes 64-bit numbers as text and bytes in base64.
     """
