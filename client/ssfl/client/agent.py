@@ -2,7 +2,8 @@
 
   1. Join: receive the settings, build the model, join again with its digest.
   2. Ask for the next task (a long poll).
-  3. SCORE        score every masked weight on one or more minibatches; upload the scores
+  3. INITIALIZE   describe the model; upload its weights if they do not follow from the seed
+     SCORE        score every masked weight on one or more minibatches; upload the scores
      TRAIN        test the base, train inside the mask; upload the kept values
      EVALUATE     test the base; report the result
      PERSONALIZE  train the final model on this site's data, store it; report both results
@@ -10,8 +11,9 @@
   4. Open the next long poll *before* uploading, so that the coordinator can push the next round's
      values at once. Go to 3.
 
-After any failure the client joins again. A finished result is kept on disk and sent first, a broken
-download resumes where it stopped, and nothing is computed twice.
+After a lost connection, or if the coordinator asks for it, the client joins again. Scores and
+updates are kept on disk until they are acknowledged: they are sent first and not computed again. A
+broken download resumes where it stopped.
 """
 
 import logging
@@ -97,7 +99,7 @@ class Agent:
     _caller: pb.Caller = field(default_factory=pb.Caller, init=False)
     _joined: JoinedRun | None = field(default=None, init=False)
     _pending: PendingUpload | None = field(default=None, init=False)
-    # The task came with a slot; a second try waits for a grant.
+    # The task came with an upload slot for the first attempt; a second attempt waits for a grant.
     _granted: bool = field(default=False, init=False)
 
     def run(self) -> Path | None:
@@ -137,10 +139,10 @@ class Agent:
         return self._joined
 
     def _join(self) -> None:
-        response = self._join_call()
+        response = self._join_with_model()
         while not self._joined or response.run_id != self._joined.run_id:
             self._joined = self._enter(response)
-            response = self._join_call()
+            response = self._join_with_model()
         pending = self._pending or self.local.load()
         self._pending = pending if pending and pending.run_id == response.run_id else None
         self.stats.joined()
@@ -161,23 +163,23 @@ class Agent:
         downloads = Downloads(watchdog, manifest, self.backoff.reached, stats=self.stats)
         return JoinedRun(response.run_id, settings, site, held, downloads)
 
-    def _join_call(self) -> pb.JoinResponse:
-        """Join with the site's model; raise Refused if the run has another model."""
+    def _join_with_model(self) -> pb.JoinResponse:
+        """Join with the site's model, once it is built; raise Refused if the run has another."""
         joined = self._joined
         try:
-            return self._call_join(joined.site.manifest if joined else None)
+            return self._send_join(joined.site.manifest if joined else None)
         except grpc.RpcError as error:
             if joined is None or reason_of(error) != "join_again":
                 raise translate(error) from error
         try:
-            response = self._call_join(None)
+            response = self._send_join(None)
             if response.run_id != joined.run_id:
                 return response
-            return self._call_join(joined.site.manifest, whole=True)  # the refusal names the tensor
+            return self._send_join(joined.site.manifest, whole=True)  # the refusal names the tensor
         except grpc.RpcError as error:
             raise translate(error) from error
 
-    def _call_join(self, manifest: Manifest | None, *, whole: bool = False) -> pb.JoinResponse:
+    def _send_join(self, manifest: Manifest | None, *, whole: bool = False) -> pb.JoinResponse:
         request = pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
             client_id=self.identity.client_id,
@@ -200,7 +202,7 @@ class Agent:
     # -- 2. ask, 3. work, 4. ask again, then upload
 
     def _work(self) -> Path | None:
-        works = {
+        handlers = {
             "initialize": self._initialize,
             "score": self._score,
             "train": self._train,
@@ -217,7 +219,7 @@ class Agent:
             kind = download.task.WhichOneof("work") or ""  # Downloads refuses a task without work
             if kind == "finish":
                 return self._finish(download)
-            works[kind](download)
+            handlers[kind](download)
 
     def _ask(self) -> Any:
         request = pb.NextTaskRequest(

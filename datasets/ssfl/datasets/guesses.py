@@ -41,6 +41,6 @@ def class_name_notes(names: Iterable[str]) -> list[str]:
     return [f"{what}: {join_names(equal)}"] if equal else []
 
 
-def are_classes(different: int, rows: int) -> bool:
-    """Return True if `different` distinct integers in `rows` rows are clearly classes."""
-    return different <= _VERY_FEW or different <= min(FEW, rows // _ROWS_EACH)
+def are_classes(num_distinct: int, rows: int) -> bool:
+    """Return True if integers with `num_distinct` distinct values in `rows` rows are classes."""
+    return num_distinct <= _VERY_FEW or num_distinct <= min(FEW, rows // _ROWS_EACH)

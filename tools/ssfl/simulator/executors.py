@@ -1,7 +1,8 @@
 """Executors: how the clients' work of a simulated run is computed.
 
 Mode `exact` runs one client after the other with the code of the service, on one thread of the CPU
-or on a GPU. It gives the same digest as the service. Mode `fast` is in batched_executor.py.
+or on a GPU. On the CPU it gives the same digest as the service. Mode `fast` is in
+batched_executor.py.
 """
 
 from abc import ABC, abstractmethod
@@ -54,7 +55,7 @@ class ClientExecutor(ABC):
     def personalize(
         self, clients: Sequence[ClientId], model: ModelState, rounds_done: int
     ) -> Iterator[tuple[Evaluation, Evaluation]]:
-        """Yield the tests of the global model and of each personal model."""
+        """Yield each client's evaluations of the global model and of its personal model."""
         jobs = [(name, *masked(model), rounds_done, _ignore) for name in clients]
         for own in self.each(Site.personalize, jobs):
             yield own.base, own.personal
@@ -64,7 +65,7 @@ class ClientExecutor(ABC):
 
 
 class ExactExecutor(ClientExecutor):
-    """Runs one client at a time; all clients share one network, which each one loads."""
+    """Runs one client at a time; each client loads its values into one shared network."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class ExactExecutor(ClientExecutor):
         settings: RunSettings,
         device: torch.device = CPU,
     ) -> None:
-        """Build the first client's model; raise ModelError if another client builds another."""
+        """Build the first client's model; raise ModelError if another client's model differs."""
         (first, shard), *others = shards.items()
         self.model = SiteModel.build(task, shard, settings, device)
         try_first_batch(self.model.network, task, shard, settings.batch_size)

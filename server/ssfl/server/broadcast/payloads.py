@@ -2,9 +2,9 @@
 
 Mask: packed bits (zstd), sorted bits with or without the initial weights, or the difference to the
 previous mask. Values: plain, the coded change of a lossy run, or coded against the previous values,
-against the initial weights that the mask keeps (which a client can build itself), or against
-nothing. A form is encoded on a worker thread when the first client needs it. Every client that
-needs it is sent the same buffer.
+the values at the start of training under this mask, the initial weights that the mask keeps (a
+client can build either itself), or nothing. A form is encoded on a worker thread when the first
+client needs it. Every client that needs it is sent the same buffer.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from ssfl.v1 import transfer_pb2
 
 
 class Form(StrEnum):
-    """A payload that a client may need."""
+    """A payload that a client may need; the last two are only computed, not sent."""
 
     INITIAL = "initial"
     MASK = "mask"
@@ -35,9 +35,9 @@ class Form(StrEnum):
     VALUES_TO_FIRST = "values to first"
     VALUES_TO_INITIAL = "values to initial"
     VALUES_TO_NOTHING = "values to nothing"
-    RESTING = "resting"
-    FIRST = "first base"  # no payload: the client builds it
-    WHOLE = "whole"  # no payload: the model to score
+    RESTING = "resting"  # resting values of pruned weights
+    FIRST = "first base"  # values at the start of training under this mask; the client builds them
+    WHOLE = "whole"  # digest of the model to score
 
 
 class NotBuilt(Exception):
@@ -72,10 +72,10 @@ class Broadcast:
         self.is_personal = is_personal  # the mask is personal: its client builds it
         self._settings = settings
         self._before = before.model if before else None
-        self._mask_before: Mask | None = None  # which clients may still hold
+        self._mask_before: Mask | None = None  # the previous mask, which clients may still hold
         self._parts: dict[Form, Part] = {}
         self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
-        # The values of the model that the mask was agreed on, and their digest.
+        # The values at the start of training under this mask, and their digest.
         self._first: tuple[Vector, bytes] | None = None
         self._whole_digest = model.initial_digest if model.mask is None else b""
         if before and _mask_digest(before.model) == _mask_digest(model):
@@ -89,7 +89,7 @@ class Broadcast:
             self._mask_before = before.model.mask
 
     def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
-        """Return the serialized chunks of these parts by offset."""
+        """Return the cache of the serialized chunks of these parts, by offset."""
         return self._serialized.setdefault(tuple(part.payload.digest for part in parts), {})
 
     def built(self, form: Form) -> bool:

@@ -1,11 +1,11 @@
 """Drives the run: one queue of events; facts are journalled before they take effect.
 
-The caller's duties around the pure core, in order:
-  1. advance the state for every event in the queue;
-  2. write their facts to disk, one fsync for all (fact_writer.py);
+The loop handles all queued events as one batch:
+  1. advance the state with each event (run/machine.py, without I/O);
+  2. write the facts of the batch to disk with one fsync (fact_writer.py);
   3. publish the new state, wake clients blocked in NextTask, then answer the senders;
-  4. start the other actions: they run on a single worker thread, in order (step_jobs.py), and
-     come back as events.
+  4. start the other actions, which run in order on a single worker thread (step_jobs.py). The
+     result of Reduce is posted as a new event.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Recorder:
 
 
 class RunLoop:
-    """Holds the run's published state and model."""
+    """Handles the events of the run; holds its published state and model."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RunLoop:
     async def post(self, event: Event, model: ModelState | None = None) -> Reply:
         """Give an event to the run; return its reply when the facts are on disk.
 
-        `model` is what the event makes current (Initialized, StepReduced).
+        `model` becomes the current model if the event is accepted (Initialized, StepReduced).
         """
         posted = _Posted(event, model, asyncio.get_running_loop().create_future())
         await self._queue.put(posted)
@@ -117,7 +117,7 @@ class RunLoop:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The manifest of the run's model; None before a client has described it."""
+        """The manifest of the run's model; None until the model is known."""
         return self.model.manifest if self.model else self._manifest
 
     def take_up(self, manifest: Manifest, read: Callable[[], Sequence[ModelState]]) -> None:
@@ -149,16 +149,22 @@ class RunLoop:
         return not self._model_read.is_set()
 
     def take_earlier(self) -> Sequence[ModelState]:
-        """Return the earlier models that clients may hold after a restart; only once."""
+        """Return the earlier models that clients may hold after a restart.
+
+        Only the first call returns them; later calls return an empty sequence.
+        """
         earlier, self._earlier = self._earlier, ()
         return earlier
 
     def tasks_changed(self) -> asyncio.Event:
-        """Return the event that is set when tasks may have changed. Get it *before* checking."""
+        """Return the event that is set at the next change of tasks.
+
+        Get it *before* looking for a task, so that no change in between is missed.
+        """
         return self._changed
 
     async def serve(self) -> None:
-        """Handle events until cancelled; raise what a worker raised."""
+        """Handle events until cancelled; raise the error of a failed job or event."""
         handling = asyncio.ensure_future(self._handle())
         try:
             await first_of([self._failure, handling])
@@ -174,7 +180,7 @@ class RunLoop:
         finally:
             handling.cancel()
             if self._failure.done():
-                self._failure.exception()  # of an event that arrived during the stop
+                self._failure.exception()  # mark it as retrieved: a job may fail during the stop
             self._disk_space.close()
             while not self._queue.empty():  # these will not be answered
                 self._queue.get_nowait().reply.cancel()
@@ -293,11 +299,11 @@ async def first_of(jobs: Sequence[asyncio.Future[Any]]) -> None:
 def _tasks_key(state: RunState) -> tuple[object, ...]:
     """Return a key that changes when the task of any client may have changed."""
     step = state.step
-    describes = None if state.manifest_digest else initializer(state)  # changes as clients join
+    describer = None if state.manifest_digest else initializer(state)  # changes as clients join
     return (
         step and (step.number, step.closed, len(step.cohort)),
         state.finished,
         state.manifest_digest,
         state.removed,
-        describes and describes.client,
+        describer and describer.client,
     )

@@ -1,9 +1,9 @@
 """Recompute a run from its journal and the kept uploads, without clients.
 
 Every step starts from the model recomputed here, not from the stored one, and its result is
-compared with the committed one in the journal. Missing uploads break this chain. It resumes at a
-step whose previous model is stored, or is not needed: the mean of uncoded updates does not depend
-on the values they started from.
+compared with the committed one in the journal. A step whose uploads are missing cannot be
+recomputed. The step after it starts from the stored model, if there is one, or needs none: the mean
+of uncoded updates does not depend on the values they started from.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class StepVerdict(StrEnum):
     OK = "ok"  # the same mask and values
     DIFFERS = "differs"
     MISSING = "missing"  # a required upload is missing
-    NOT_KEPT = "not kept"  # uploads of a committed step were deleted, the default
+    NOT_KEPT = "not kept"  # its uploads (by default) or the model before it were not kept
     CLOSED = "closed"  # recomputed; the journal has no result to compare yet
     OPEN = "open"  # still accepts uploads
     VOID = "void"  # did not count
@@ -60,15 +60,15 @@ class StepResult:
     work: Work
     round_number: int
     attempt: int
-    clients: int  # number of counted uploads
+    clients: int  # number of counted uploads; of received ones if the step did not close
     verdict: StepVerdict
-    mask_digest: str  # from the journal; of a closed step, as recomputed
+    mask_digest: str  # from the journal; as recomputed if the verdict is CLOSED
     base_digest: str
     problem: str = ""  # what differs or is missing
 
 
 class _Unsound(Exception):
-    """An upload is not what was accepted."""
+    """A stored upload differs from the one that was accepted."""
 
 
 class Refold:
@@ -79,17 +79,17 @@ class Refold:
     ) -> None:
         self.state = RunState(settings)
         self.masks: dict[int, str] = {}  # epoch -> digest of its mask; each must have a file
-        self.account: tuple[list[dict[str, Any]], int] = ([], 0)  # bytes, length of ledger.csv
+        self.account: tuple[list[dict[str, Any]], int] = ([], 0)  # totals, length of ledger.csv
         self.problems: list[str] = []  # of the initial model
         self._store = Store(root, settings.seed)
         self._strategy = strategy_for(settings)
         self._uploads = KeptUploads(StateDirectory(root))
         self._on_upload = on_upload
-        self._first: ModelState | None = None  # before the first step
-        self._model: ModelState | None = None  # as recomputed; None: not known
+        self._first: ModelState | None = None  # the model before the first step
+        self._model: ModelState | None = None  # the recomputed model; None: not known
 
     def take(self, fact: facts.Fact) -> StepResult | None:
-        """Apply the next fact; return the result of a step that ends with it."""
+        """Apply the next fact; return the result of the step that it ends, if any."""
         before = self.state
         try:
             self.state = apply(before, fact)
@@ -139,11 +139,13 @@ class Refold:
         if (model.mask_epoch, mask, model.base_digest.hex()) != (
             fact.mask_epoch, fact.mask_digest, fact.base_digest,
         ):  # fmt: skip
-            self.problems.append("the run's settings make another beginning than the journal's")
+            self.problems.append(
+                "the initial model that follows from the settings differs from the journal's"
+            )
 
     def _committed(self, before: RunState, step: Step, fact: facts.StepCommitted) -> StepResult:
         state = self.state
-        if step.work.is_test:  # it must not change the model
+        if step.work.is_test:  # a test must not change the model
             same = (before.mask_digest, before.base_digest) == (
                 state.mask_digest,
                 state.base_digest,
@@ -197,7 +199,7 @@ class Refold:
         return self._strategy.finish(step.work, model, mean, step.round_number)
 
     def _check(self, step: Step, client: ClientId, model: ModelState) -> None:
-        """Raise _Unsound unless an upload is what was accepted."""
+        """Raise _Unsound if a stored upload differs from the one that was accepted."""
         upload = step.uploads[client]
         values = self._uploads.find(step.number, client, upload.digest)
         seen = self._strategy.client_state(client, step.work, model)
@@ -209,7 +211,7 @@ class Refold:
             raise _Unsound(
                 f"{values} has {values.num_bytes} bytes, its step needs {VALUE_BYTES * count}"
             )
-        as_sent = "clipped" not in upload.report  # clipped uploads are stored as clipped
+        as_sent = "clipped" not in upload.report  # otherwise the clipped values are stored
         try:
             if upload.stored:
                 values.check_digest(bytes.fromhex(upload.stored))
@@ -224,7 +226,11 @@ class Refold:
             raise _Unsound(f"{values} is damaged: it is not what was accepted")
 
     def _stored(self, before: RunState, step: Step) -> ModelState | None:
-        """Return the stored model before a step; zeros for values that do not matter."""
+        """Return the stored model before a step; None if it is missing and needed.
+
+        If only its values are missing, and the step's result does not depend on them, they are
+        zeros.
+        """
         if self._first is None:
             return None
         with suppress(StateError):

@@ -74,10 +74,10 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _header(
         self, requests: AsyncIterator[Any], phase: str, context: Any
     ) -> tuple[Any, Member]:
-        """Return the first message of an upload, counted, and the member that sent it."""
+        """Read and count the first message of an upload; return it and the member that sent it."""
         request = await read_header(requests, self._run.state.settings.no_progress_s)
-        booked = self._context.client_or_blank(request.caller)
-        self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=booked)
+        client = self._context.client_or_blank(request.caller)
+        self._context.ledger.count(phase, Direction.UP, request.ByteSize(), client=client)
         return request, await self._context.member(request.caller, context.peer())
 
     async def _responses(
@@ -87,7 +87,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         requests: AsyncIterator[Any],
         respond: Callable[..., Any],
     ) -> AsyncIterator[Any]:
-        """Yield the answers to an upload, or the receipt that ended it; count their bytes."""
+        """Yield and count the responses to an upload; only the receipt if it already has one."""
         if isinstance(upload, transfer_pb2.Receipt):
             yield self._context.count_down(respond(receipt=upload), member.client)
             return

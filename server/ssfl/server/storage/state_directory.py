@@ -1,4 +1,4 @@
-"""The state directory: the name of every file in it."""
+"""The state directory: the names of its files, and how a run in it is moved aside."""
 
 import contextlib
 import secrets
@@ -18,18 +18,21 @@ class StateDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.journal = root / "journal"  # the facts of the run
-        self.snapshot = root / "snapshot.json"  # the state after the beginning of the journal
+        self.snapshot = root / "snapshot.json"  # the state after the first part of the journal
         self.ledger = root / "ledger.csv"  # the bytes of the run, by step and client
         self.spool = root / "spool"  # uploads to the open step
         self.accepted = root / "accepted"  # uploads that counted, with --keep-uploads
-        self.session_key = root / "session-key"  # the secret under which sessions are signed
+        self.session_key = root / "session-key"  # the key that signs session numbers
 
     def move_aside(self) -> Path | None:
-        """Move the run to a folder next to the directory, or inside it; return the folder."""
+        """Move the files of the run to a new folder and return it; None if there are no files.
+
+        The folder is next to the state directory, or inside it if that fails.
+        """
         state_dir = self.root.resolve()
         entries = sorted(
             {entry for pattern in OURS for entry in state_dir.glob(pattern)},
-            # The journal is last: a crash leaves it in place.
+            # The journal is moved last, so that a crash leaves it in place.
             key=lambda entry: (entry.name == "journal", entry.name),
         )
         if not entries:

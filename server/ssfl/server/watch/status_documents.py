@@ -1,6 +1,6 @@
 """JSON documents of the status page; docs/status-page.md describes each.
 
-Documents are built on request, in the answering thread; the run does not call this module. The
+Documents are built in the thread that answers the request; the run does not call this module. The
 current state is read from the published state, which is immutable. The past is read from the
 journal, so curves survive a restart. One request reads for at most READ_S, so that the first
 request for a long run is answered quickly; `history.read` is the share read so far. New entries
@@ -31,7 +31,7 @@ from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
 
 READ_S = 0.2  # reading the journal, per request
-MAX_NAMES = 20  # missing clients
+MAX_NAMES = 20  # missing clients that are listed by name
 MAX_POINTS = 1000  # of a curve, per request
 MAX_ROWS = 200  # clients, per request
 SORTS = (
@@ -61,7 +61,7 @@ class Documents:
         self._lock = threading.Lock()
 
     def history_mark(self) -> str:
-        """Read new history entries; return a mark that changes with the documents."""
+        """Read new history entries; return a mark that changes with each entry and restart."""
         with self._lock:
             for _, name, entry in self._following.entries(READ_S):
                 self._num_entries += 1
@@ -157,7 +157,7 @@ class Documents:
         return {"curve": thinned(curve, points), "evaluations": thinned(evaluations, points)}
 
     def timeline(self) -> Document:
-        """Return the newest rounds by client."""
+        """Return the newest rounds, each with the times of its slowest clients."""
         with self._lock:
             return {"rounds": list(self._view.timeline)}
 

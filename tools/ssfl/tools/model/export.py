@@ -1,4 +1,4 @@
-"""`ssfl model export`: writes the final model in a format of other programs."""
+"""`ssfl model export`: writes the final model in a format that other programs read."""
 
 import io
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def export(argv: Sequence[str]) -> None:
         raise usage_error(f"{config.out} exists already: --overwrite replaces it")
     final = read_model(config.model)
     write = {"safetensors": _safetensors, "onnx": _onnx, "csr": _csr}[config.format]
-    data, how = write(config, final)
+    data, example = write(config, final)
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(config.out, data)
@@ -73,7 +73,7 @@ def export(argv: Sequence[str]) -> None:
     print(f"written to {config.out}: {len(data) / 1e6:.3f} MB ({dense})")
     density = 100 * mask.num_kept / mask.size
     print(f"{mask.num_kept:,} of {mask.size:,} weights kept: density {density:.2f} %")
-    print(f"\n{how}")
+    print(f"\n{example}")
 
 
 def _safetensors(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
@@ -132,7 +132,7 @@ def _onnx(config: ExportConfig, final: StoredModel) -> tuple[bytes, str]:
 
 
 def _shard(config: ExportConfig, final: StoredModel, task: "LoadedTask") -> Shard:
-    """Return an example of the network's input: the named shard, or zeros if shapes suffice."""
+    """Return a shard for the shape of an input: that of --data, or zeros for a built-in task."""
     from ssfl.learning.load_task import BUILT_IN
 
     if config.data:
