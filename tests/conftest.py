@@ -21,21 +21,23 @@ SECONDS: dict[str, float] = defaultdict(float)
 
 # Seconds of the longest files of system tests: they run first, so that both workers end together.
 LONG = {
-    "tests/docs/test_pages.py": 400,
-    "tests/experiments/test_experiments.py": 120,
-    "tests/system/test_rehearse.py": 120,
-    "tests/system/test_examples.py": 100,
-    "tests/system/test_report_page.py": 90,
-    "tests/system/test_status_page.py": 90,
-    "tests/system/test_wheel.py": 60,
-    "tests/system/test_network.py": 60,
-    "tests/system/test_long_and_bad.py": 50,
-    "tests/system/test_monitoring.py": 50,
-    "tests/system/test_simulated_digest.py": 40,
-    "tests/system/test_demo.py": 40,
-    "tests/system/test_demo_crash.py": 40,
-    "tests/system/test_coding.py": 35,
-    "tests/system/test_failpoints.py": 30,
+    "tests/docs/test_pages.py": 650,
+    "tests/study/test_presets.py": 100,
+    "tests/system/test_long_and_bad.py": 110,
+    "tests/system/test_rehearse.py": 110,
+    "tests/deploy/test_pods.py": 90,
+    "tests/system/test_monitoring.py": 85,
+    "tests/system/test_status_page.py": 80,
+    "tests/system/test_wheel.py": 80,
+    "tests/system/test_examples.py": 75,
+    "tests/experiments/test_experiments.py": 45,
+    "tests/system/test_failpoints.py": 40,
+    "tests/system/test_report_page.py": 40,
+    "tests/system/test_network.py": 40,
+    "tests/system/test_demo_crash.py": 35,
+    "tests/system/test_stored_state.py": 30,
+    "tests/system/test_demo.py": 30,
+    "tests/system/test_many_clients.py": 25,
 }
 # Files whose tests share nothing, so that both workers can run them.
 APART = {

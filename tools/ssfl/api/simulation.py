@@ -55,7 +55,7 @@ class FoundMask:
 def find_mask(shards: Shards, *, task: str | Path = IMAGE, **settings: Setting) -> FoundMask:
     """Return the mask that a run on these shards agrees on before its first round.
 
-    Every client scores its weights on one minibatch. The scores are encoded by the setting
+    Every client scores its weights on a few minibatches. The scores are encoded by the setting
     `scores` and averaged by data size; the largest over all layers are kept. Settings are those of
     `ssfl-coordinator`. The clients of a list are called shard_00, shard_01, …
 
