@@ -140,7 +140,9 @@ def test_a_folder_in_use_and_a_damaged_run_are_refused(tmp_path: Path) -> None:
     stored = tmp_path / "runs" / spec().file_name()
     for text in ("{", '{"format": 1, "history": []}', "[]"):
         stored.write_text(text)
-        with pytest.raises(StudyError, match=r"is not a stored run .* remove it to run it again"):
+        with pytest.raises(
+            StudyError, match=r"is not a stored run .* remove this file, and the next call"
+        ):
             run_all([spec()], tmp_path)
     stored.write_text('{"format": 2}')
     with pytest.raises(StudyError, match="is in format 2"):

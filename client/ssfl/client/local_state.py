@@ -3,7 +3,7 @@
 token          16 random bytes; they prove that a new process is the same client
 answer.json    step, kind and run of the pending upload, and the digest of its bytes
 answer.bin     header message and payload of the pending upload
-residual       in lossy runs: the residual after the newest accepted update, and its round
+residual       in lossy runs: the coding error of the newest accepted update, and its round
 residual.old   the residual before that round, used if the round is void
 residual.next  the residual that becomes current when the pending upload is accepted
 ended.json     the run that is over and the folder of its final model; deleted as the last step
@@ -119,7 +119,7 @@ class LocalState:
         self, run_id: str, mask_digest: bytes, round_number: int
     ) -> npt.NDArray[np.float32] | None:
         """Return the residual before a round, or None if there is none for this run and mask."""
-        # If the current residual is that after this same round, the round was void: use the older.
+        # A residual with this round's number is from a void attempt: use the older one.
         for name in ("residual", "residual.old"):
             try:
                 data = (self.folder / name).read_bytes()

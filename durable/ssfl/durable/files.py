@@ -21,7 +21,7 @@ TEMPORARY_SUFFIX = ".tmp"  # of files being written; their names start with a do
 def atomic_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a file to write; it replaces `path` when the block ends.
 
-    The file and its directory entry are then synced to disk. If the block raises, `path` is
+    It is synced to disk before that, and its directory entry after. If the block raises, `path` is
     unchanged. A `private` file is readable by its owner only.
     """
     # The first part of the file's name; names of failpoints begin with it.

@@ -71,9 +71,9 @@ def balanced_batch(labels: Array, batch_size: int, stream: Stream) -> Indices:
     """Return the sample indices of a class-balanced minibatch, ascending and without repetition.
 
     Classes take turns in random order, each giving a random sample, until the batch is full.
-    A class without samples left is skipped. Class counts are thus as equal as the data allow, and
-    random classes have one sample more. If `batch_size` is not smaller than the number of samples,
-    all are returned.
+    A class without samples left is skipped. Class counts are thus as equal as the data allow; the
+    random classes of an incomplete last turn have one sample more. If `batch_size` is not smaller
+    than the number of samples, all are returned.
     """
     if batch_size >= len(labels):
         return np.arange(len(labels), dtype=np.int64)

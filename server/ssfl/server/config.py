@@ -112,11 +112,13 @@ class CoordinatorConfig:
         chosen = [port for port in ports.values() if port]
         if len(set(chosen)) < len(chosen):
             raise SettingsError(f"{', '.join(ports)} must differ")
-        if self.max_clients < self.run.clients:
-            raise SettingsError(
-                f"--max-clients {self.max_clients} is below --clients {self.run.clients}: "
-                "the run could never start"
-            )
+        limits = {"--max-clients": self.max_clients, "--max-connections": self.max_connections}
+        for name, value in limits.items():
+            if value < self.run.clients:
+                raise SettingsError(
+                    f"{name} {value} is below --clients {self.run.clients}: "
+                    "the run could never start"
+                )
         self._validate_security()
 
     @property

@@ -1,8 +1,8 @@
 """Sweeps: many runs in one call, in parallel; a second call resumes an interrupted sweep.
 
 Each successful run is a file in FOLDER/runs, named after its configuration, its seed and a digest
-of its spec. A call runs only the specs without a file: new ones, failed ones, and those that have
-changed. docs/simulate.md has an example.
+of all that its result depends on: spec, task, shards, ssfl's code and torch. A call runs only the
+specs without such a file. docs/simulate.md has an example.
 """
 
 import json
@@ -32,7 +32,7 @@ class RunResult:
 
     spec: RunSpec
     path: Path  # of the stored run
-    outcome: dict[str, Any]  # `outcome_of` the history, duration and versions; empty after an error
+    outcome: dict[str, Any]  # `outcome_of(history)`, durations, versions; empty after an error
     error: str = ""  # why the run failed; empty if it succeeded
     is_bug: bool = False  # the error is unexpected
     reused: bool = False  # the run was stored by an earlier call
@@ -66,7 +66,7 @@ def run_all(
 
     At most `workers` processes run at once; 0 means one per core. A run that fails does not affect
     the others, and its result has the error. Raises StudyError, SettingsError or DataError before
-    the first run if a spec is invalid, and ProgramError if another process uses `folder`.
+    the first run if a spec is invalid, and DirectoryUnusable if another process uses `folder`.
     """
     watcher = progress or SweepProgress()
     for spec in specs:
@@ -81,7 +81,7 @@ def run_all(
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
         count = min(workers or usable_cores(), max(1, len(todo)))
-        # If there are fewer runs than cores, a run gets several cores. If the caller sets
+        # Cores are divided evenly among the runs, rounded down. If the caller sets
         # `workers`, a run gets one.
         cores = 1 if workers else max(1, usable_cores() // count)
         with _empty_logs_removed(runs), Workers(count) as pool:
@@ -136,8 +136,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         stored = json.loads(path.read_bytes())
         if stored["format"] != FORMAT:
             raise StudyError(
-                f"{path} is in format {stored['format']}; this program reads {FORMAT}: remove it "
-                "to run it again"
+                f"{path} is in format {stored['format']}; this program reads {FORMAT}: "
+                "remove this file, and the next call repeats the run"
             )
     except (ValueError, LookupError, TypeError) as error:
         raise _damaged(path, error) from error
@@ -147,5 +147,6 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, error: Exception) -> StudyError:
     return StudyError(
-        f"{path} is not a stored run ({type(error).__name__}: {error}): remove it to run it again"
+        f"{path} is not a stored run ({type(error).__name__}: {error}): remove this "
+        "file, and the next call repeats the run"
     )

@@ -81,7 +81,7 @@ def _first_target(targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _edges(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the boundaries between quantile groups: nine, or fewer if numbers repeat."""
+    """Return the boundaries between quantile groups: nine, or fewer for few or repeated numbers."""
     ranks = np.arange(1, NUM_QUANTILE_GROUPS) * len(numbers) // NUM_QUANTILE_GROUPS
     edges: npt.NDArray[Any] = np.unique(np.append(np.sort(numbers)[ranks], numbers.min()))
     return edges[1:]  # the smallest number is not a boundary

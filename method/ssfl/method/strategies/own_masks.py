@@ -1,10 +1,10 @@
 """Control: a different random mask for every client, instead of a shared one.
 
-The global model is dense. A client gets the values that its own mask keeps. Both ends compute this
-mask from the seed and the client's name. The client trains inside its mask and sends these values
-back. With `averaging=holders`, the mean of a weight is over the clients whose masks keep it, and a
-weight that no mask keeps is unchanged. With `zeros`, as in the paper's released code, a client
-whose mask does not keep the weight counts as zero.
+The global model is dense. To train, a client gets the values that its own mask keeps; to test, it
+gets the whole model. Both ends compute the mask from the seed and the client's name. The client
+trains inside its mask and sends these values back. With `averaging=holders`, the mean of a weight
+is over the clients whose masks keep it, and a weight that no mask keeps is unchanged. With `zeros`,
+as in the paper's released code, a client whose mask does not keep the weight counts as zero.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The parts of a coordinator: the run loop and the services around it."""
+"""The parts of a coordinator: the run loop, and storage, accounting and presence around it."""
 
 import time
 from collections.abc import Callable

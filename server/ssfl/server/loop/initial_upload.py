@@ -60,7 +60,7 @@ class ModelDescriptions:
         return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
 
     def check_asked(self, member: Member) -> None:
-        """Raise JoinAgain unless this client was asked to describe the model it joined with."""
+        """Raise JoinAgain unless this client is asked, with the model that it joined with last."""
         asked = initializer(self.run.state)
         if asked is None or asked.client != member.client:
             raise JoinAgain("another client was asked to describe the model: join again")

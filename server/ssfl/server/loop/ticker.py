@@ -15,7 +15,7 @@ log = logging.getLogger("ssfl.coordinator")
 
 TICK_S = 0.5
 CHECK_OWNER_EVERY_S = 10.0  # interval of the check that this process still owns the run
-MAX_TICK_GAP_S = 5.0  # a longer gap between two ticks means that this process was suspended
+MAX_TICK_GAP_S = 5.0  # if the sleep of TICK_S takes longer, this process was suspended
 LOG_WAITING_EVERY_S = 10.0  # while clients gather; three times as long in a started run
 LOG_STALL_EVERY_S = 60.0
 

@@ -158,7 +158,7 @@ def setting_rows(settings: Mapping[str, Any]) -> list[Entry]:
 
 
 def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the encodings of sent values by direction; they depend on --reference-coding."""
+    """Return the encodings of sent values by direction."""
     found: dict[str, set[str]] = {direction.value: set() for direction in Direction}
     for row in rows:
         if row["phase"] in COMPARED and row["payload_bytes"]:
@@ -167,7 +167,7 @@ def encodings(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _best(saved: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Entry:
-    """Return the test metrics of the best saved model, by all clients.
+    """Return the metrics that all clients measured on test samples with the best saved model.
 
     `chosen_on` names the samples on which it was chosen: test or validation.
     """
@@ -182,7 +182,7 @@ def _best(saved: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Entry:
 
 
 def _quality(best: Entry | None, view: RunView, newest_round: Entry) -> Entry:
-    """Return the test metrics of the final model, of the best saved one, and of the best test.
+    """Return the test metrics of the newest tested model, the best saved one and the best tested.
 
     `mean_accuracy` and `personal_accuracy` are means over the clients of the newest round. The
     first is of the model with which the round began, the second of each client's own model after

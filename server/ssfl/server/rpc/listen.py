@@ -28,7 +28,7 @@ from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 if TYPE_CHECKING:
     from ssfl.server.rpc.tls import Security  # loads cryptography
 
-# Clients may ping every 10 s (docs/wire-format.md, section Connections).
+# A ping every 10 s is allowed (docs/wire-format.md, section Connections).
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
