@@ -20,7 +20,7 @@ def damaged(text: str) -> list[tuple[str, str, str]]:
         ("another file", "{}", "holds no 'run_id'"),
         ("another format", text.replace('"format": 1', '"format": 9', 1), "has format 9"),
         ("an entry that is none", lines[0] + lines[1] + "7],\n", "is damaged"),
-        ("a round without clients", text.replace('"clients": [', '"others": ['), "another kind"),
+        ("a round without clients", text.replace('"clients": [', '"others": ['), "cannot read"),
         ("deep", "[" * 100_000, "is damaged"),
     ]
 

@@ -7,8 +7,8 @@ ends if the client reads no byte within the no-progress deadline.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -50,26 +50,33 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
             _serializer(handler.response_serializer),
         )
 
+        async def answer(request: Any, context: Any) -> Any:
+            self._check(request, call, context)
+            return await handler.unary_unary(request, context)
+
+        async def write(request: Any, context: Any) -> None:
+            self._check(request, call, context)
+            await self._write_all(handler.unary_stream(request, context), context)
+
+        async def receive(requests: "_Requests", context: Any) -> None:
+            requests.check = self._authenticator.check(call, context)
+            await self._write_all(handler.stream_stream(requests, context), context)
+
         async def unary(request: Any, context: Any) -> Any:
-            async with self._statuses(context, call.method, lambda: speaker_of(request)):
-                self._check(request, call, context)
-                return await handler.unary_unary(request, context)
+            work = answer(request, context)
+            return await self._answered(work, context, call.method, lambda: speaker_of(request))
 
         async def stream(request: Any, context: Any) -> None:
-            async with self._statuses(context, call.method, lambda: speaker_of(request)):
-                self._check(request, call, context)
-                await self._write_all(handler.unary_stream(request, context), context)
+            work = write(request, context)
+            await self._answered(work, context, call.method, lambda: speaker_of(request))
 
         async def upload(raw: Any, context: Any) -> None:
             # gRPC's iterator is part of a reference cycle and holds the newest request, a chunk of
             # up to a megabyte. If left open, each finished upload keeps it until the next garbage
             # collection.
-            async with (
-                aclosing(_Requests(raw)) as requests,
-                self._statuses(context, call.method, lambda: requests.speaker),
-            ):
-                requests.check = self._authenticator.check(call, context)
-                await self._write_all(handler.stream_stream(requests, context), context)
+            async with aclosing(_Requests(raw)) as requests:
+                work = receive(requests, context)
+                await self._answered(work, context, call.method, lambda: requests.speaker)
 
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(unary, *codec)
@@ -83,13 +90,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         readable = _readable(request)
         self._authenticator.check(call, context)(readable)
 
-    @asynccontextmanager
-    async def _statuses(
-        self, context: Any, method: str, speaker: Callable[[], str]
-    ) -> AsyncIterator[None]:
-        """Abort the call with the status of an exception."""
+    async def _answered(
+        self, work: Awaitable[Any], context: Any, method: str, speaker: Callable[[], str]
+    ) -> Any:
+        """Return the result of a call; abort the call with the status of an exception."""
         try:
-            yield
+            return await work
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # the one place that maps them all
@@ -99,7 +105,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                 log.error("call failed", extra={"method": name}, exc_info=error)
                 text = "internal error; the coordinator's log has the details"
             self._refusals.count(speaker(), reason, text, method=name)
-            await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
+        # Not in the handler above: gRPC keeps the exception of `abort`, which would keep the error
+        # and every object of the frames that it passed.
+        return await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
 
     async def _write_all(
         self, responses: AsyncGenerator[Any, None] | Awaitable[None], context: Any
