@@ -105,8 +105,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
                 log.error("call failed", extra={"method": name}, exc_info=error)
                 text = "internal error; the coordinator's log has the details"
             self._refusals.count(speaker(), reason, text, method=name)
-        # Not in the handler above: gRPC keeps the exception of `abort`, which would keep the error
-        # and every object of the frames that it passed.
+            # gRPC may keep the error; it must not keep the objects of the frames that it passed.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        # Not in the handler above: the exception of `abort` would keep the error.
         return await context.abort(code, text, trailing_metadata=(("ssfl-reason", reason),))
 
     async def _write_all(
