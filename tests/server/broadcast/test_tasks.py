@@ -14,9 +14,9 @@ from ssfl.method.settings import RunSettings
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.broadcast.payloads import Broadcast, Form, NotBuilt
-from ssfl.server.broadcast.tasks import Ready, initializer, task_for
+from ssfl.server.broadcast.tasks import Ready, task_for
 from ssfl.server.run.facts import UploadAccepted
-from ssfl.server.run.state import Member, RunState, Step
+from ssfl.server.run.state import Member, RunState, Step, initializer
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2

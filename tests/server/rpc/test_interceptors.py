@@ -226,3 +226,12 @@ def test_a_client_that_goes_away_while_it_is_answered_is_not_an_error(
     with caplog.at_level(logging.INFO):
         asyncio.run(handler.unary_stream(pb.NextTaskRequest(), context))
     assert (closed, context.ended, caplog.records) == ([True], None, [])
+
+
+@pytest.mark.parametrize("error", [BadValues("a value is NaN"), RuntimeError("a bug")])
+def test_an_error_does_not_keep_the_objects_of_the_call_that_raised_it(error: Exception) -> None:
+    """The library may keep the error of an aborted call, and with it a megabyte per refusal."""
+    error.__cause__ = ValueError("the first cause")
+    end_of_unary(error)
+    kept = [error.__traceback__, error.__context__, error.__cause__]
+    assert kept == [None, None, None]

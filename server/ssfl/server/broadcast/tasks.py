@@ -15,7 +15,7 @@ from ssfl.method.strategies import strategy_for
 from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.aggregate.step_sum import update_fraction_bits
 from ssfl.server.broadcast.payloads import Broadcast, Form, Part
-from ssfl.server.run.state import Member, RunState, Step
+from ssfl.server.run.state import RunState, Step, initializer
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2
@@ -64,13 +64,6 @@ class Ready:
 def _chunk(offset: int, data: bytes) -> bytes:
     chunk = transfer_pb2.Chunk(offset=offset, data=data, crc32=zlib.crc32(data))
     return pb.NextTaskResponse(chunk=chunk).SerializeToString()
-
-
-def initializer(state: RunState) -> Member | None:
-    """Return the client that must describe the model: the first able one that is not lost."""
-    able = [m for m in state.members.values() if m.manifest_digest and not m.left]
-    present = [m for m in able if m.client not in state.lost | state.removed]
-    return min(present, key=lambda m: m.session, default=None)
 
 
 def task_for(

@@ -11,13 +11,12 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
-from ssfl.server.broadcast.tasks import initializer
 from ssfl.server.errors import InvalidRequest, JoinAgain, ManifestMismatch
 from ssfl.server.loop.first_model import begin_model, initialized
 from ssfl.server.loop.limits import Limits
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run.events import Reply
-from ssfl.server.run.state import Member
+from ssfl.server.run.state import Member, initializer
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload

@@ -16,7 +16,6 @@ from typing import Any
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
-from ssfl.server.broadcast.tasks import initializer
 from ssfl.server.history.live_entries import LiveEntries
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import log_fact, log_mask
@@ -26,7 +25,7 @@ from ssfl.server.loop.step_jobs import StepJobs
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Action, Event, Persist, Reply
 from ssfl.server.run.machine import advance
-from ssfl.server.run.state import RunState, Step
+from ssfl.server.run.state import RunState, Step, initializer
 from ssfl.server.run.waiting import waiting_for
 from ssfl.server.storage.disk_full import DiskSpaceWaiter
 

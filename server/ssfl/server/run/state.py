@@ -246,3 +246,10 @@ def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> 
             "(--max-samples of the coordinator; with --samples-over-max clip it would weigh "
             f"as if it had {limit})"
         )
+
+
+def initializer(state: RunState) -> Member | None:
+    """Return the client that must describe the model: the first able one that is not lost."""
+    able = [m for m in state.members.values() if m.manifest_digest and not m.left]
+    present = [m for m in able if m.client not in state.lost | state.removed]
+    return min(present, key=lambda m: m.session, default=None)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from ssfl.method.strategies.contract import ClientId
-from ssfl.server.run.state import Phase, RunState
+from ssfl.server.run.state import Phase, RunState, initializer
 
 QUIET_S = 15.0  # without --clients and `ssfl start`, start after this long without a new client
 NAMES = 5  # names shown; the others are counted
@@ -48,7 +48,9 @@ def _named(state: RunState, client: ClientId) -> str:
 def _gathering(state: RunState, now_s: float) -> str:
     if state.members and not state.manifest_digest:
         here = sum(not member.left for member in state.members.values())
-        return f"a client's description of the model (joined so far: {here})"
+        asked = initializer(state)
+        whose = f"{asked.client}'s" if asked else "a client's"
+        return f"{whose} description of the model (joined so far: {here})"
     ready, number = len(state.ready), state.settings.clients
     if number:
         return f"clients: {ready} of {number} have joined"
