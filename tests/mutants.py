@@ -68,8 +68,8 @@ MUTANTS = (
     ),
     Mutant(
         "server/ssfl/server/uploads/verify.py",
-        "bad = ~(size <= VALUE_BOUND)",
-        "bad = size > VALUE_BOUND",
+        "bad = ~(magnitudes <= VALUE_BOUND)",
+        "bad = magnitudes > VALUE_BOUND",
         "tests/server/uploads",
     ),
     Mutant(

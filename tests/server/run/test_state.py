@@ -10,6 +10,7 @@ from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Reply
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.machine import late_reply
+from ssfl.server.run.quorum import final_model_delivered
 from ssfl.server.run.state import Phase, RunState
 
 C1, C2 = ClientId("c1"), ClientId("c2")
@@ -163,3 +164,15 @@ def test_an_upload_of_the_last_step_that_counted_is_remembered() -> None:
     assert late_reply(later, 4, C2, "dc2") is Reply.ALREADY_ACCEPTED
     voided = after(TRAIN, accepted(2, C1), facts.StepVoided(2, "too few"))
     assert late_reply(voided, 2, C1, "dc1") is Reply.STEP_CLOSED
+
+
+def test_the_final_model_is_delivered_when_each_member_has_it_or_is_away() -> None:
+    present = after(OPENED, joined(C1, 1), joined(C2, 2))
+    with_model = replace(present.members[C1], has_final_model=True)
+    one_has_it = replace(present, finished=True, members={**present.members, C1: with_model})
+    assert not final_model_delivered(replace(one_has_it, finished=False))
+    assert not final_model_delivered(one_has_it), "c2 has not got it"
+    assert final_model_delivered(replace(one_has_it, lost=frozenset({C2})))
+    assert final_model_delivered(replace(one_has_it, removed=frozenset({C2})))
+    left = replace(present.members[C2], left=True)
+    assert final_model_delivered(replace(one_has_it, members={C1: with_model, C2: left}))
