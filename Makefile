@@ -2,10 +2,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo paper monitoring check test parts mutants soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
+.PHONY: help demo paper compare monitoring check test parts mutants soak soak-simulation soak-processes lint format images try-images docs docs-serve stubs constraints clean
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Keep compiled modules also where this is set: compiling all tests takes 15 s in every worker.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 # $(call part,name,command): run a part of the checks and print its time.
@@ -22,8 +24,11 @@ help: ## list the targets
 demo: .venv/installed-demo ## a whole run on this machine, with a report at the end
 	@$(BIN)/ssfl demo
 
-paper: .venv/installed-demo ## the paper's claims tried at a small scale, about 15 minutes
+paper: .venv/installed-demo ## the paper's claims tried at a small scale; prints first how long that takes
 	@$(BIN)/ssfl paper
+
+compare: .venv/installed-demo ## all methods on the same data, seeds and clients: 90 simulated runs
+	@$(BIN)/ssfl compare $(ARGS)
 
 monitoring: .venv/installed-dev ## a federation watched by Prometheus, broken on purpose, with alerts that fire and clear
 	@$(BIN)/python -m monitoring.live $(ARGS)

@@ -1,9 +1,9 @@
 """An asynchronous client written from the protocol alone, for many clients in one process.
 
-It follows proto/ssfl/v1/coordinator.proto and uses nothing of `ssfl.client`: Join, NextTask,
-grants, chunks, receipts. The caller supplies what it uploads, so a benchmark measures the
+It implements Join, NextTask, grants, chunks and receipts from proto/ssfl/v1/coordinator.proto and
+uses nothing of `ssfl.client`. The caller supplies what it uploads, so a benchmark measures the
 coordinator. A broken download continues with the next long poll. Each client has its own TCP
-connection. The synchronous client is tests/system/raw_client.py.
+connection. Its synchronous counterpart is tests/system/raw_client.py.
 """
 
 import asyncio
@@ -183,7 +183,7 @@ class AsyncClient:
                 self._download.add(response.chunk)
         download = self._download
         if download is None or not download.receiver.complete:
-            raise Broken(f"{self.client_id}: the task was not whole: {await poll.code()}")
+            raise Broken(f"{self.client_id}: the task is incomplete: {await poll.code()}")
         self._download = None
         task = download.whole()
         if task.kind not in ("initialize", "score"):

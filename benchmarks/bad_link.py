@@ -10,7 +10,7 @@ its update of 21 MB go up; mask and final model come down. The client uses the t
 
 Extra bytes are the TCP payload bytes that came out of the link, minus the payload bytes that had
 to cross it. shaped_link.py counts below TCP, so HTTP/2 frames and needless retransmissions are
-included. The ledger's bytes are shown next to them. Bar: 5 % extra up the link.
+included. The ledger's bytes are shown next to them. Bar: at most 5 % extra up the link.
 
 Writes benchmarks/results/bad_link.json and .png; exit code 1 if the bar is not met, 0 with a
 message if network namespaces are not available.

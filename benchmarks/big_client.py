@@ -16,14 +16,14 @@ import numpy as np
 from ssfl.client.agent import Agent, Identity
 from ssfl.client.connection import Connection, ReconnectBackoff, open_channel
 from ssfl.client.local_state import LocalState
-from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
-from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.masked_training import LocalResult
+from ssfl.client.local_work import GlobalEvaluation, Vector
+from ssfl.method.evaluation import Evaluation, LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.program import logs
+from ssfl.strategies.contract import Answer, Received, ScoringRequest
 
 DENSE = 100
 GIVE_UP_AFTER_S = 600.0
@@ -46,15 +46,19 @@ class BigSite:
     def score(self, asked: ScoringRequest) -> Vector:
         return np.abs(asked.whole[: self.manifest.num_masked])
 
-    def train(
-        self, _mask: Mask, base: Vector, _round: int, on_step: Callable[[int, int], None]
-    ) -> LocalResult:
+    def answer(
+        self, received: Received, _items: object, on_step: Callable[[int, int], None]
+    ) -> tuple[Answer, dict[str, Vector]]:
         on_step(1, 1)
+        base = received.values
         change = self._random.standard_normal(base.size, dtype=np.float32)
         tested = Evaluation(1, 2, 3.0)
-        return LocalResult(base + np.float32(0.01) * change, 0.5, tested, tested)
+        return Answer(LocalResult(base + np.float32(0.01) * change, 0.5, tested, tested)), {}
 
-    def evaluate(self, _mask: Mask, _values: Vector) -> GlobalEvaluation:
+    def deployed(self, mask: Mask, values: Vector) -> tuple[Mask, Vector]:
+        return mask, values
+
+    def evaluate_global(self, _mask: Mask, _values: Vector) -> GlobalEvaluation:
         return GlobalEvaluation(Evaluation(1, 2, 3.0), None)
 
 

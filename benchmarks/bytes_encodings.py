@@ -52,8 +52,10 @@ class EncodingRow:
 
     def as_printed(self) -> float | None:
         """Return the percentage in the paper, if there is one."""
-        places = PAPER.get(self.encoding)
-        return places[[float(d) for d in DENSITIES].index(self.density)] if places else None
+        percentages = PAPER.get(self.encoding)
+        if percentages is None:
+            return None
+        return percentages[[float(d) for d in DENSITIES].index(self.density)]
 
     @property
     def agrees(self) -> bool:

@@ -54,8 +54,8 @@ def show_encodings(rows: list[EncodingRow]) -> None:
     """Print table 1."""
     print(
         "1. Payload of one model, in per cent of dense. paper: density over all parameters;\n"
-        "   ours: over conv and linear weights, norm and bias tensors always whole, which is what "
-        "the difference is.\n"
+        "   ours: over conv and linear weights, norm and bias tensors always whole, which makes "
+        "the difference.\n"
     )
     print(
         f"{'':<12}{'':>9}{'':<14}{'paper':>9}{'measured':>10}{'ours':>9}"
@@ -71,15 +71,15 @@ def show_encodings(rows: list[EncodingRow]) -> None:
             f"{FEDERATION * row.paper_bytes / MB:>12.3f}{FEDERATION * row.ours_bytes / MB:>10.3f}"
             f"{word}"
         )
-    print("   csr is accounting, 4 (rows + 1) + 8 kept per tensor; the others were encoded.\n")
+    print("   csr is computed, 4 (rows + 1) + 8 kept per tensor; the others were encoded.\n")
 
 
 def show_budgets(found: list[Budget]) -> None:
     """Print table 2."""
     print(
-        "2. MB of one client: once, and in a round it takes part in. Less than dense FedAvg from\n"
-        f"   round …: its own; and the server's, if all of {CLIENTS} clients score and {SAMPLED} "
-        "train in a round.\n"
+        "2. MB of one client: once, and in a round it takes part in. own, server: rounds until\n"
+        "   the total of a client, or of the server, is below that of dense FedAvg, if all of "
+        f"{CLIENTS}\n   clients score and {SAMPLED} train in a round.\n"
     )
     print(
         f"{'':<12}{'':>9}{'':<21}{'weights':>9}{'scores':>9}{'mask':>8}{'once':>9}"
@@ -106,8 +106,8 @@ def show_runs(runs: list[MeasuredRun], found: list[Budget], local_steps: int) ->
     """Print table 3."""
     print(
         f"3. Real runs of ResNet-18, {ROUNDS} rounds of {local_steps} steps: the ledger's messages "
-        "against the kernel's count\n   of the client's connection. socket: the coordinator's own "
-        "look at the kernel.\n"
+        "against the kernel's count\n   of the client's connection. socket: the count at the "
+        "coordinator's end.\n"
     )
     print(
         f"{'':<15}{'':<8}{'':<6}{'payload':>13}{'messages':>13}{'socket':>13}{'kernel':>13}"
@@ -123,8 +123,9 @@ def show_runs(runs: list[MeasuredRun], found: list[Budget], local_steps: int) ->
             )
     plain = found[0].costs["fedavg"]
     print(
-        "\n   MB of messages of one client, once and in the last round. Less than dense FedAvg "
-        "from its round …:\n   plain, 4 bytes per value; coded, values coded as ours are.\n"
+        "\n   MB of messages of one client, once and in the last round. plain, coded: rounds until "
+        "the total\n   is below that of dense FedAvg, with 4 bytes per value or with values coded "
+        "like ours.\n"
     )
     print(f"{'':<15}{'once':>9}{'up':>9}{'down':>9}{'plain':>8}{'coded':>8}")
     for measured in runs:

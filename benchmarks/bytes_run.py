@@ -96,11 +96,11 @@ class MeasuredRun:
         The first base follows from weights and mask, so the first round has no download.
         """
         last = str(ROUNDS - 1)
-        once = (self._sum(kind, phase) for phase in ("initial", "scores", "mask"))
-        both = (self._sum(kind, "values", direction, last) for direction in ("up", "down"))
+        once = (self._mean(kind, phase) for phase in ("initial", "scores", "mask"))
+        both = (self._mean(kind, "values", direction, last) for direction in ("up", "down"))
         return Cost(*once, *both)
 
-    def _sum(self, kind: str, phase: str, direction: str = "", round_number: str = "") -> int:
+    def _mean(self, kind: str, phase: str, direction: str = "", round_number: str = "") -> int:
         """Return the mean over clients of a phase's bytes."""
         total = 0
         for row in self.rows:

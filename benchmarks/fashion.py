@@ -20,7 +20,7 @@ import torch
 from benchmarks import environment
 from benchmarks.parallel import add_processes_flag
 
-from ssfl.client.local_work import ScoringRequest, Site
+from ssfl.client.local_work import Site
 from ssfl.datasets.shards.partition import count_classes, partition, partition_test
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
@@ -29,6 +29,8 @@ from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.sampling import sample_cohort
 from ssfl.method.settings import RunSettings
+from ssfl.strategies.contract import ScoringRequest
+from ssfl.strategies.registry import check_settings
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
@@ -160,7 +162,7 @@ class FashionFederation:
             sparsity=SPARSITY, clients=num_clients, clients_per_round=per_round, local_epochs=1,
             batch_size=16, learning_rate=0.1, lr_decay=0.998, momentum=0.0, seed=seed,
         )  # fmt: skip
-        self.settings.validate()
+        check_settings(self.settings)
         task = load_task(str(Path(__file__).with_name("fashion_task.py")))
         split, cpu = Split.of(images, num_clients, seed), torch.device("cpu")
         self.sites: dict[str, Site] = {}
@@ -195,7 +197,7 @@ class FashionFederation:
 
     def accuracy(self, mask: Mask, base: Vector) -> float:
         """Return the accuracy of the base on all clients' test samples."""
-        tested = self._tester.evaluate(mask, base).evaluation
+        tested = self._tester.evaluate(mask, base)
         assert tested.correct is not None
         return tested.correct / tested.total
 

@@ -28,8 +28,8 @@ Vector = npt.NDArray[np.float32]
 PAUSE_S = 0.05  # before it joins again
 SILENCE_S = 60.0  # the coordinator answers a long poll every 15 s
 UNARY_S = 20.0
-# A client with the final model repeats its Leave call after this time: a coordinator that recorded
-# the first one, and died before it answered, may end without hearing it again.
+# A client with the final model stops repeating its Leave call after this time: a coordinator that
+# recorded the first one, and died before it answered, may end without hearing it again.
 GOODBYE_S = 5.0
 _TRY_AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
@@ -65,7 +65,7 @@ class PendingUpload:
 class ClientEvent:
     """An event that a client observed."""
 
-    what: str  # join, grant, receipt, task
+    what: str  # join, grant, receipt, or the kind of a task
     step: int = 0
     number: int = 0  # the granted offset, the outcome
 
@@ -163,10 +163,10 @@ class LightClient:
     def _store_model(self, task: ReceivedTask) -> None:
         self._base = task.parts.get("base", self._base)
         if hashlib.sha256(self._base).digest() != task.work.base_digest:
-            raise AssertionError(f"{self.client_id}: another base than the task names")
+            raise AssertionError(f"{self.client_id}: the base is not the one that the task names")
 
     def _score(self, client: AsyncClient, task: ReceivedTask) -> None:
-        """PendingUpload with whole numbers that differ by client and mask."""
+        """Prepare scores: whole numbers that differ by client and mask."""
         places = np.arange(self.manifest.num_masked)
         scores = places * (self.number + 3 + 11 * task.work.scoring_epoch) % 997
         data = scores.astype("<f4").tobytes()
@@ -174,7 +174,7 @@ class LightClient:
         self._answer = PendingUpload(task.message.step, header, data, granted=False)
 
     def _train(self, client: AsyncClient, task: ReceivedTask) -> None:
-        """Add quarters that differ by client and round."""
+        """Prepare an update: the base plus quarters that differ by client and round."""
         work = task.work
         base = np.frombuffer(self._base, dtype="<f4")
         delta = np.float32(0.25 * ((7 * self.number + 13 * work.round_number) % 17 - 8))

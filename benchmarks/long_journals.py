@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.run import events, facts
 from ssfl.server.run.apply import apply
@@ -19,6 +18,7 @@ from ssfl.server.run.events import Event, Persist
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
 from ssfl.server.storage.journal import Journal
+from ssfl.strategies.contract import ClientId, Work
 
 RECORDS_AT_ONCE = 1000  # one sync per record would take minutes
 TEST = {"correct": 312, "total": 400, "loss_sum": 231.48210525512695, "metric_sums": {}}

@@ -33,7 +33,7 @@ from benchmarks.value_channel import LOSSLESS, LOSSY, Variant
 from benchmarks.value_runs import TrainingOutcome, TrainingRun, add_runs_flag, run
 
 BYTES_BAR = 0.40
-MEANT = ("bfloat16", "int8", "grid 2^-16")  # values of --value-type, other settings default
+SUPPORTED = ("bfloat16", "int8", "grid 2^-16")  # values of --value-type, other settings default
 PER_ROUND = 10
 FIRST = 2  # the first round whose bytes count
 # 97.5 % quantiles of Student's t with n - 1 degrees of freedom, by n.
@@ -102,7 +102,7 @@ def _mean(curves: Iterable[list[float]]) -> float:
 
 def met(rows: list[VariantRow]) -> bool:
     """Return True if the supported variants meet their bars."""
-    return all(row.met for row in rows if row.name in MEANT)
+    return all(row.met for row in rows if row.name in SUPPORTED)
 
 
 def show(rows: list[VariantRow]) -> None:
@@ -117,7 +117,7 @@ def show(rows: list[VariantRow]) -> None:
               f"{minus:>20}{word}")  # fmt: skip
     print(f"standard deviation between seeds, lossless: {100 * rows[0].seed_deviation:.2f} %")
     word = "met" if met(rows) else "FAILED"
-    print(f"bars for {', '.join(MEANT)}: {BYTES_BAR} of 4sP, accuracy within noise: {word}")
+    print(f"bars for {', '.join(SUPPORTED)}: {BYTES_BAR} of 4sP, accuracy within noise: {word}")
 
 
 def plot(rows: list[VariantRow], path: Path) -> None:
@@ -158,7 +158,9 @@ def main() -> int:
     args = parsed(parser)
     variants, seeds, rounds = [LOSSLESS, *LOSSY], args.seeds, 50
     if args.quick:
-        variants = [variant for variant in variants if variant is LOSSLESS or variant.name in MEANT]
+        variants = [
+            variant for variant in variants if variant is LOSSLESS or variant.name in SUPPORTED
+        ]
         seeds, rounds = 2, 6
     work = [
         TrainingRun(args.data, seed, variant, NUM_CLIENTS, PER_ROUND, rounds, kept_in=args.runs)

@@ -20,6 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 from benchmarks import environment
 from benchmarks.async_client import AsyncClient, ReceivedTask
@@ -28,6 +30,7 @@ from benchmarks.workload import Workload, digest
 
 BAR_KB = 100.0  # per idle client; 1 KB is 1000 bytes, the stricter reading
 JOIN_AT_ONCE = 50
+JOIN_AGAIN_S = 0.5  # after "too_many_joins"
 COLOURS = {
     "joining": "#fde3c8",
     "idle": "#eeeeee",
@@ -122,7 +125,15 @@ class ClientPool:
         await asyncio.gather(*(client.close() for client in self.clients))
 
     async def _enter(self, client: AsyncClient) -> Any:
-        await client.join()
+        """Join, again and again while the coordinator limits the rate of joins."""
+        while True:
+            try:
+                await client.join()
+                break
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+            await asyncio.sleep(JOIN_AGAIN_S)
         return await self._idle(client)
 
     async def _idle(self, client: AsyncClient, finished_step: int = 0) -> Any:

@@ -28,7 +28,7 @@ from benchmarks.parallel import run_all
 from benchmarks.resnet_scores import add_scores_flag, score_clients
 
 from ssfl.codec.scores import MANTISSA_BITS
-from ssfl.method.strategies.ssfl import DECISIVE
+from ssfl.strategies.mask_source import DECISIVE
 
 BYTES_BAR, OVERLAP_BAR = 0.10, 0.99
 FACTOR = DECISIVE  # coded scores, as a multiple of the kept ones

@@ -3,7 +3,8 @@
     ssfl paper --out runs/paper && python -m benchmarks.paper_page runs/paper
 
 The first argument is a folder of `ssfl paper`, whose numbers and figures are copied first. Without
-it, the page is written from the stored results. Text above the mark stays unchanged.
+it, the page is written from the stored results. An experiment without results has no section. Text
+above the mark stays unchanged.
 """
 
 import json
@@ -17,8 +18,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "paper"
 PAGE = ROOT / "docs" / "paper.md"
 MARK = "<!-- from here on: python -m benchmarks.paper_page -->"
 ORDER = (
-    "sparsity", "controls", "layers", "newcomers", "mask-error", "warm-up", "partitions", "clients",
-    "convergence", "profiles",
+    "sparsity", "controls", "layers", "methods", "methods-pathological", "sparse-methods",
+    "larger-network", "costs", "newcomers", "refresh", "detection", "mask-error", "few-clients",
+    "saliency", "privacy", "warm-up", "partitions", "dirichlet", "clients", "client-weights",
+    "class-mix", "convergence", "convergence-all", "profiles",
 )  # fmt: skip
 
 
@@ -31,17 +34,22 @@ def main(arguments: list[str]) -> None:
 
 
 def copy_results(folder: Path) -> None:
-    """Copy the results of `ssfl paper`."""
+    """Copy the results of `ssfl paper` that are in a folder."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for name in ORDER:
+    for name in available(folder):
         for kind in (".json", ".png"):
             shutil.copyfile(folder / f"{name}{kind}", RESULTS / f"{name}{kind}")
+
+
+def available(folder: Path) -> list[str]:
+    """Return the experiments that have results in a folder, in the order of the page."""
+    return [name for name in ORDER if (folder / f"{name}.json").is_file()]
 
 
 def below() -> str:
     """Return the generated part of the page."""
     parts = [MARK, ""]
-    for name in ORDER:
+    for name in available(RESULTS):
         result = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         parts += _section(name, result)
     return "\n".join(parts).rstrip() + "\n"
@@ -50,6 +58,8 @@ def below() -> str:
 def _section(name: str, result: dict[str, Any]) -> list[str]:
     lines = [f"## {result['title']}", "", f"*The paper:* {result['paper']}", ""]
     lines += ["*Here*" + (f" ({result['accuracy']})" if "accuracy" in result else "") + ":", ""]
+    if "table" in result:
+        lines += [*_table(**result["table"]), ""]
     if result["rows"]:
         lines += [
             "| points | mean | 95 % interval | should be at least | |",
@@ -61,6 +71,11 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
     lines += [""] if result.get("found") else []
     lines += [f"![{result['title'].lower()}](../benchmarks/results/paper/{name}.png)", ""]
     return lines
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -21,15 +21,16 @@ import numpy.typing as npt
 import torch
 from benchmarks import environment
 
-from ssfl.client.local_work import ScoringRequest, Site
+from ssfl.client.local_work import Site
 from ssfl.codec import blocks, masks, reference, scores, sorted_bits
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Ssfl
-from ssfl.method.value_types import lossy_code
+from ssfl.method.value_types import commit_values, lossy_code
+from ssfl.strategies.contract import ScoringRequest
+from ssfl.strategies.registry import strategy_for
 from ssfl.tools.plan.sizes import Coding, Size, mask_size
 
 CLIENTS, SAMPLES = 4, 200
@@ -119,7 +120,7 @@ def measure_scoring(case: DigitsCase) -> Iterator[MeasuredSize]:
     random = np.random.default_rng(0)
     words = random.integers(0, 1 << 32, manifest.num_masked, dtype=np.uint32)
     for sparsity in SPARSITIES:
-        strategy = Ssfl(replace(settings, sparsity=sparsity))
+        strategy = strategy_for(replace(settings, sparsity=sparsity))
         where = f"{case.model}, {manifest.num_masked:,} weights, sparsity {sparsity}"
         coded = strategy.num_decisive(manifest)
         planned = Coding(settings, reference=True).scores(manifest.num_masked, coded).size
@@ -144,7 +145,7 @@ def measure_training(training: Training) -> Iterator[MeasuredSize]:
     manifest, initial = sites[0].manifest, sites[0].initial
     mask = Mask.full(manifest.num_masked)
     if training.sparsity:
-        strategy = Ssfl(replace(settings, sparsity=training.sparsity))
+        strategy = strategy_for(replace(settings, sparsity=training.sparsity))
         mean = _mean([site.score(ScoringRequest(initial)) for site in sites])
         mask = top_k(mean, strategy.num_kept(manifest))
     first = base = mask.gather(initial)
@@ -157,11 +158,12 @@ def measure_training(training: Training) -> Iterator[MeasuredSize]:
         nothing, to_first = (
             len(blocks.encode(reference.CODE, after, against)) for against in (None, first)
         )
-        if number:  # the very first base is the previous one of the second
+        if number:  # in round 0 the previous base is the first one
             planned = Coding(settings, reference=True).base(after.size, holds_previous=False).size
             yield MeasuredSize(
                 "values, previous base not held", where, min(nothing, to_first), planned
             )
+        yield from _coded_values(after, where, settings)
         base = after
 
 
@@ -185,26 +187,35 @@ def _coded(
         )
 
 
+def _coded_values(values: Vector, where: str, settings: RunSettings) -> Iterator[MeasuredSize]:
+    for value_type in VALUE_TYPES:
+        lossy = replace(settings, value_type=value_type, downloads="values")
+        _, payload, _ = commit_values(lossy, values, None)
+        assert payload is not None
+        planned = Coding(lossy, reference=True).base(values.size, holds_previous=False).size
+        yield MeasuredSize(f"coded values, {value_type}", where, len(payload), planned)
+
+
 def show(found: list[MeasuredSize]) -> None:
     """Print the used part of the range by kind, and all sizes outside it."""
     print(f"{'':<32}{'sizes':>8}{'lowest':>9}{'highest':>9}   (0 and 1: the ends of the range)")
-    for kind in dict.fromkeys(estimate.kind for estimate in found):
-        places = [estimate.in_range for estimate in found if estimate.kind == kind]
+    for kind in dict.fromkeys(measured.kind for measured in found):
+        places = [measured.in_range for measured in found if measured.kind == kind]
         print(f"{kind:<32}{len(places):>8}{min(places):>9.2f}{max(places):>9.2f}")
-    for estimate in found:
-        if not estimate.good:
+    for measured in found:
+        if not measured.good:
             print(
-                f"OUTSIDE: {estimate.kind} of {estimate.where}: "
-                f"{estimate.num_bytes:,} bytes, {estimate.planned}"
+                f"OUTSIDE: {measured.kind} of {measured.where}: "
+                f"{measured.num_bytes:,} bytes, {measured.planned}"
             )
 
 
 def summary(found: list[MeasuredSize]) -> list[dict[str, Any]]:
     """Return the smallest and largest size for every kind and network."""
     rows = []
-    for kind, where in dict.fromkeys((estimate.kind, estimate.where) for estimate in found):
-        group = [estimate for estimate in found if (estimate.kind, estimate.where) == (kind, where)]
-        sizes = [estimate.num_bytes for estimate in group]
+    for kind, where in dict.fromkeys((measured.kind, measured.where) for measured in found):
+        group = [measured for measured in found if (measured.kind, measured.where) == (kind, where)]
+        sizes = [measured.num_bytes for measured in group]
         planned = asdict(group[0].planned)
         rows.append({"kind": kind, "where": where, "smallest": min(sizes), "largest": max(sizes),
                      "planned": planned})  # fmt: skip
@@ -216,11 +227,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = [estimate for case in NETWORKS for estimate in measure_scoring(case)]
-    found += [estimate for training in TRAININGS for estimate in measure_training(training)]
+    found = [measured for case in NETWORKS for measured in measure_scoring(case)]
+    found += [measured for training in TRAININGS for measured in measure_training(training)]
     environment.write(args.out / "plan_ranges.json", {"sizes": summary(found)})
     show(found)
-    return 0 if all(estimate.good for estimate in found) else 1
+    return 0 if all(measured.good for measured in found) else 1
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def resnet() -> tuple[nn.Module, Manifest, Vector]:
 
 @contextmanager
 def score_clients(args: argparse.Namespace, num_clients: int) -> Iterator[list[Path]]:
-    """Yield files with the scores of the first of 100 clients."""
+    """Yield files with the scores of the first `num_clients` of 100 clients."""
     with tempfile.TemporaryDirectory(prefix="ssfl-scores-") as temporary:
         folder = args.scores or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

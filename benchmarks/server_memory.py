@@ -243,7 +243,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--clients", default="10,100", help="numbers of clients, one run for each")
-    parser.add_argument("--forms", default="coded,plain", help="plain: with the fewest clients")
+    parser.add_argument("--forms", default="coded,plain", help="coded, plain (fewest clients only)")
     parser.add_argument("--width", type=int, default=64, help="of the first stage")
     parser.add_argument("--out", type=Path, default=environment.RESULTS, help="folder of results")
     parser.add_argument("--no-plot", action="store_true")

@@ -13,7 +13,7 @@ weights, 10 clients a round, one local epoch in batches of 16. Two questions:
   fast takes at most 10 CPU seconds; fast is at least twice as fast as exact.
 - Is fast within seed noise of exact? The same seeds run in both modes; the paired difference with
   its 95 % interval is compared with the standard deviation between seeds. Bar: the interval lies
-  within.
+  within one standard deviation of zero.
 
 Flower is installed into runs/flower-simulation from the package index. Without it, the rest is
 measured, and the result names what is missing. Writes benchmarks/results/simulator_speed.json and

@@ -99,14 +99,14 @@ def flower_rate(flower: Path, data: Path, rounds: int) -> Rate:
     return Rate(_rate(output["cpu_seconds"][1:]), float(output["accuracy"]))
 
 
-def install_flower(folder: Path) -> Path:
+def install_flower(folder: Path, requirements: Path = PINS) -> Path:
     """Return a folder with Flower, installed if needed; raise NoFlower if that fails."""
-    pins = PINS.read_text("utf-8")
+    pins = requirements.read_text("utf-8")
     installed = folder / "installed.txt"
     if installed.is_file() and installed.read_text("utf-8") == pins:
         return folder
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", "--upgrade",
-           "--retries=1", f"--target={folder}", f"--requirement={PINS}"]  # fmt: skip
+           "--retries=1", f"--target={folder}", f"--requirement={requirements}"]  # fmt: skip
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoFlower(f"Flower cannot be installed: {_last(done.stderr)}")

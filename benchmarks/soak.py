@@ -68,7 +68,7 @@ def look(server: Coordinator, state_dir: Path, rounds_done: int, at_s: float) ->
         for folder, _, names in os.walk(state_dir)
         if "spool" not in Path(folder).parts
         for name in names
-        if not name.startswith((".", snapshot))  # being written, or written once
+        if not name.startswith((".", snapshot))  # temporary files, and the snapshot
     ]
     return CoordinatorSample(
         rounds_done,

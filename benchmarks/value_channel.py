@@ -9,6 +9,7 @@ from benchmarks.fashion import Vector
 from ssfl.codec import blocks, grid, reference
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import commit_change, lossy_code, rounding_words
+from ssfl.strategies.registry import check_settings
 
 UpdateObserver = Callable[[int, str, Vector, Vector], None]
 
@@ -65,7 +66,7 @@ class CodedChannel:
     ) -> None:
         self.rounds: list[Round] = []
         self._settings = variant.applied_to(settings)
-        self._settings.validate()
+        check_settings(self._settings)
         self._code = lossy_code(self._settings)
         self._first = first
         self._from_first = variant.from_first

@@ -1,4 +1,4 @@
-"""One update in many codes, with the entropy bounds of our recipe."""
+"""The size of one update in many encodings, and entropy bounds for ours (reference.py)."""
 
 import importlib
 from collections.abc import Callable

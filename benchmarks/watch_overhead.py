@@ -3,8 +3,8 @@
     python -m benchmarks.watch_overhead
 
 Three real `ssfl-coordinator` processes run at the same time on one core. In this process, on
-another core, light clients (light_client.py) keep them as busy as possible. Two coordinators have
-neither port. The third is watched: Prometheus scrapes /metrics every 15 seconds, as in our
+another core, light clients (light_client.py) keep them as busy as possible. Two coordinators serve
+no metrics and no page. The third is watched: Prometheus scrapes /metrics every 15 s, as in our
 prometheus.yml, and one browser has the status page open. The page polls status, clients and new
 events, and curves and timeline every 10 seconds (layers only with a new mask). Between two polls it
 pauses 500 times as long as the coordinator's answers took, at least 2 and at most 10 seconds, as
@@ -52,7 +52,7 @@ LOOKED = "look?limit=50"
 DRAWN = ("rounds", "timeline")
 QUIET = ("unwatched", "again")
 NAMES = (*QUIET, "watched")
-# Columns: first place, second place, again, watched; relative to third place and unwatched.
+# Columns: started first, started second, again, watched; relative to started third, unwatched.
 COMPARED = {
     "overhead": (0.0, 0.0, -0.5, 1.0),
     "same_program": (0.0, 0.0, 1.0, 0.0),

@@ -32,7 +32,7 @@ def built(docs: str = DOCS) -> dict[Path, str]:
         RULES: rules,
         HERE / "rules_test.yml": tests,
         PAGE: filled_page(PAGE.read_text("utf-8"), yaml.safe_load(rules)),
-        HERE / "prometheus-rule.yaml": _HEAD + yaml.safe_dump(_custom(rules), sort_keys=False),
+        HERE / "prometheus-rule.yaml": _HEAD + yaml.safe_dump(_rule_object(rules), sort_keys=False),
     }
     for source in sorted((HERE / "dashboards").glob("*.yaml")):
         text = json.dumps(dashboard(source), indent=2, ensure_ascii=False) + "\n"
@@ -40,7 +40,7 @@ def built(docs: str = DOCS) -> dict[Path, str]:
     return files
 
 
-def _custom(rules: str) -> Json:
+def _rule_object(rules: str) -> Json:
     """Return rules.yml as a PrometheusRule object."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",

@@ -1,7 +1,7 @@
 """`make monitoring`: a federation on this machine, watched by Prometheus, broken on purpose.
 
 A coordinator and four clients train on scikit-learn's digits. Prometheus uses our scrape
-configuration and rules, scrapes every second, and divides the `for:` of every alert by HURRY. Once
+configuration and rules, but scrapes every second, with every alert's `for:` divided by HURRY. Once
 a dashboard expression shows the first round, two clients are killed and restarted, then the
 coordinator; each time the alert fires and clears. Then the federation continues until Ctrl-C.
 """

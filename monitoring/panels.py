@@ -1,10 +1,10 @@
 """Grafana dashboards as JSON values, from dashboards/*.yaml and grafana/shared.yaml.
 
 A dashboard file has a `title`, a `description` and `rows` of `panels`. A panel has a `kind` (stat,
-lines, heatmap or table), a `title`, a `description`, a text for the case of `no_data`, because an
-empty panel raises questions, and optionally a `width`; a row is 24 wide. Its other keys are the
-parameters of the function for its kind. No state is shown by colour alone. In expressions, SELECTED
-stands for the coordinators that the variables of the dashboard select; means are over `$window`.
+lines, heatmap or table), a `title`, a `description`, `no_data` (the text of an empty panel) and
+optionally a `width`; a row is 24 wide. Its other keys are the parameters of the function for its
+kind. No state is shown by colour alone. In expressions, SELECTED stands for the coordinators that
+the variables of the dashboard select; means are over `$window`.
 """
 
 import copy

@@ -6,11 +6,13 @@ examples each time.
 SAMPLE=1 (`make check`) draws fewer seeds and examples in the tests that draw many.
 """
 
+import gc
 import importlib
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,20 @@ def _sigint_is_handled() -> None:
     """Restore SIGINT, which background jobs of a shell ignore, and their children, too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def onnx_functions() -> Iterator[None]:
+    """Let torch list its ONNX functions once. It would for each export, which takes a second."""
+    registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "from_torchlib", staticmethod(cache(registry.from_torchlib)))
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Spare garbage collections the modules and tests, which stay until the end."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,4 +19,7 @@ CLIENT_POINTS = (
     "client.dropped",
     *(f"answer.{stage}" for stage in _ATOMIC),
 )  # fmt: skip
+MEMORY_POINTS = (  # clients that keep something, and their own models
+    "client.remembered", "client.promoted", "client.personalized",
+)  # fmt: skip
 ENDED_POINTS = ("client.goodbye",)  # clients whose run is over

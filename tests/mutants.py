@@ -3,7 +3,7 @@
     make mutants
 
 Copies the product code, changes one line, runs the named tests on the copy, and expects them to
-fail. simulation/planted_bugs.py has twelve more, of crashes and races, which `make test` runs.
+fail. simulation/planted_bugs.py has fourteen more, of crashes and races, which `make test` runs.
 """
 
 import os
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("durable", "proto", "codec", "method", "program", "datasets", "learning", "server",
-         "client", "tools")  # fmt: skip
+PARTS = ("durable", "proto", "codec", "method", "strategies", "program", "datasets", "learning",
+         "server", "client", "tools")  # fmt: skip
 TIMEOUT_S = 600
 
 
@@ -32,9 +32,21 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "client/ssfl/client/local_state.py",
-        'for name in ("answer.json", "answer.bin", "residual.next"):',
-        'for name in ("residual.next",):',
+        'for name in ("answer.json", "answer.bin"):',
+        'for name in ("residual",):',
         "tests/client/test_local_state.py",
+    ),
+    Mutant(
+        "client/ssfl/client/memory.py",
+        'if counted_step is not None and counted_step != pending["step"]:',
+        "if counted_step == -1:",
+        "tests/client/test_memory.py",
+    ),
+    Mutant(
+        "server/ssfl/server/uploads/update_parts.py",
+        "if not 0 < message.num_kept <= most:",
+        "if not 0 < message.num_kept <= size:",
+        "tests/server/uploads/test_update_parts.py",
     ),
     Mutant(
         "client/ssfl/client/download.py",
@@ -115,10 +127,16 @@ MUTANTS = (
         "tests/codec/test_masks.py",
     ),
     Mutant(
-        "learning/ssfl/learning/masked_training.py",
+        "learning/ssfl/learning/pruned_weights.py",
         "            parameter.grad.mul_(kept)",
         "            parameter.grad.mul_(1)",
         "tests/learning",
+    ),
+    Mutant(
+        "learning/ssfl/learning/own_fit.py",
+        "            if parameter.requires_grad:",
+        "            if not parameter.requires_grad:",
+        "tests/learning/test_own_fit.py",
     ),
     Mutant(
         "program/ssfl/program/printable.py",

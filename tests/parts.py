@@ -66,6 +66,18 @@ def npm_part(folder: Path) -> Path:
     return place
 
 
+def packages_part(name: str, requirements: Path) -> Path:
+    """Install the packages of a file once, without their dependencies; return their folder."""
+    mark = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:12]
+    place = CACHE / f"{name}-{mark}"
+    with _installing(place) as missing:
+        if missing:
+            shutil.rmtree(place, ignore_errors=True)
+            _pip_install(f"--target={place}", "--no-deps", f"--requirement={requirements}")
+            (place / "installed").touch()
+    return place
+
+
 def environment_part(name: str, requirements: Sequence[str]) -> Path:
     """Install requirements once into their own environment; return its folder of commands.
 
@@ -84,12 +96,16 @@ def environment_part(name: str, requirements: Sequence[str]) -> Path:
 def _make_environment(place: Path, requirements: Sequence[str]) -> None:
     venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)]
     subprocess.run(venv, check=True, capture_output=True)
-    pip = [sys.executable, "-m", "pip", f"--python={place / 'bin' / 'python'}", "install",
-           "--quiet", "--retries=1", "--only-binary=:all:", "--no-compile"]  # fmt: skip
-    done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot install {' '.join(requirements)}: {done.stderr.strip()}")
+    _pip_install(*requirements, python=place / "bin" / "python")
     (place / "installed").touch()
+
+
+def _pip_install(*arguments: str, python: Path = Path(sys.executable)) -> None:
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install",
+           "--quiet", "--retries=1", "--only-binary=:all:", "--no-compile"]  # fmt: skip
+    done = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot install {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def _add_checkout_and_packages(place: Path) -> None:

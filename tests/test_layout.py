@@ -7,13 +7,16 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from mutants import MUTANTS
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
-    *("durable", "codec", "method", "program", "datasets", "learning"),
+    *("durable", "codec", "method", "strategies", "program", "datasets", "learning"),
     *("server", "client", "tools"),
 )
 MAX_LINES = 450
@@ -23,9 +26,10 @@ WALLS: dict[str, set[str]] = {
     "durable": {"numpy"},
     "codec": {"numpy", "zstandard"},
     "method": {"numpy", "ssfl.codec"},
+    "strategies": {"numpy", "ssfl.codec", "ssfl.learning", "ssfl.method", "torch"},
     "program": {
         *{"cryptography", "numpy", "prometheus_client", "safetensors"},
-        *{"ssfl.codec", "ssfl.durable", "ssfl.method"},
+        *{"ssfl.codec", "ssfl.durable", "ssfl.method", "ssfl.strategies"},
     },
     "datasets": {
         *{"numpy", "PIL", "pyarrow", "sklearn"},
@@ -38,13 +42,20 @@ WALLS: dict[str, set[str]] = {
     "server": {
         *{"google.protobuf", "grpc", "grpc_health", "grpc_reflection"},
         *{"numpy", "orjson", "prometheus_client", "rich", "safetensors", "zstandard"},
-        *{"ssfl.codec", "ssfl.durable", "ssfl.method", "ssfl.program", "ssfl.v1"},
+        *{
+            "ssfl.codec",
+            "ssfl.durable",
+            "ssfl.method",
+            "ssfl.program",
+            "ssfl.strategies",
+            "ssfl.v1",
+        },
     },
     "client": {
         *{"google.protobuf", "grpc", "numpy", "prometheus_client", "rich", "safetensors", "torch"},
         "zstandard",
         *{"ssfl.codec", "ssfl.datasets", "ssfl.durable", "ssfl.learning"},
-        *{"ssfl.method", "ssfl.program", "ssfl.v1"},
+        *{"ssfl.method", "ssfl.program", "ssfl.strategies", "ssfl.v1"},
     },
 }
 
@@ -52,6 +63,7 @@ WALLS: dict[str, set[str]] = {
 NEVER_LOADED = {
     "ssfl.codec": {"torch", "grpc", "rich"},
     "ssfl.method": {"torch", "grpc", "rich"},
+    "ssfl.strategies.registry": {"torch", "grpc", "rich", "ssfl.learning"},
     "ssfl.program.settings.loading": {"torch", "grpc", "rich"},
     "ssfl.datasets.shards.write": {"torch", "grpc", "sklearn", "pyarrow", "PIL", "matplotlib"},
     "ssfl.server.main": {
@@ -86,12 +98,20 @@ def sources(*folders: str) -> list[Path]:
     return [file for file in found if "_pb2" not in file.name]
 
 
+@cache
+def import_nodes(file: Path, at_module_level: bool = False) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a file."""
+    tree = ast.parse(file.read_text("utf-8"), str(file))
+    nodes = tree.body if at_module_level else ast.walk(tree)
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(file: Path) -> Iterator[str]:
     """Yield every module a file imports, wherever in the file it does."""
-    for node in ast.walk(ast.parse(file.read_text("utf-8"), str(file))):
+    for node in import_nodes(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
+        elif not node.level:
             if node.module in ("ssfl", "google"):  # namespaces: the package is in the names
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
@@ -247,12 +267,15 @@ def modules() -> dict[str, Path]:
 
 
 def imported(file: Path, known: dict[str, Path]) -> set[str]:
-    """Return the modules that a file imports; `from package import module` names the module."""
+    """Return the modules that a file imports; `from package import module` names the module.
+
+    Of a strategy, only those it imports at module level: the rest is the client's half.
+    """
     found = set()
-    for node in ast.walk(ast.parse(file.read_text("utf-8"), str(file))):
+    for node in import_nodes(file, at_module_level="strategies" in file.parts):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & known.keys()
             found |= {str(node.module)} if names - known.keys() else set()
@@ -274,7 +297,7 @@ def test_the_pure_core_reaches_no_clock_file_thread_log_or_network() -> None:
             elif module in known:
                 waiting.append(module)
     assert breaches == []
-    assert {f"{CORE}.machine", "ssfl.method.settings", "ssfl.method.strategies"} <= reached
+    assert {f"{CORE}.machine", "ssfl.method.settings", "ssfl.strategies.registry"} <= reached
 
 
 @pytest.mark.parametrize("package", ROOMS)
@@ -322,3 +345,8 @@ def test_a_public_class_name_stands_once() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, count in names.items() if count > 1} == set()
+
+
+def test_every_planted_bug_finds_its_line_once() -> None:
+    for mutant in MUTANTS:
+        assert (ROOT / mutant.file).read_text("utf-8").count(mutant.line) == 1, mutant

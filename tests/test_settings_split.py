@@ -1,12 +1,14 @@
 """Every setting belongs to one program, and each program refuses the settings of the other."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from ssfl.client import config as client_config
+from ssfl.client.coding import read_settings
 from ssfl.client.config import ClientConfig
+from ssfl.client.errors import Refused
 from ssfl.method.settings import RunSettings
 from ssfl.program.settings.loading import setting_names
 from ssfl.server import config as server_config
@@ -30,6 +32,8 @@ SHARED = {
     },
     *{"tls_ca", "tls_cert", "tls_key", "join_token_file"},
 }
+# A site may give the file of the run's strategy or criterion.
+FILES = {"strategy", "criterion"}
 
 PROTO_TYPES = {
     int: FieldDescriptor.TYPE_UINT64,
@@ -41,11 +45,11 @@ PROTO_TYPES = {
 
 def test_only_the_coordinator_has_run_settings() -> None:
     assert RUN < COORDINATOR
-    assert not RUN & CLIENT
+    assert RUN & CLIENT == FILES
 
 
 def test_both_programs_share_only_settings_of_output_log_metrics_and_tls() -> None:
-    assert CLIENT & COORDINATOR == SHARED
+    assert CLIENT & COORDINATOR == SHARED | FILES
 
 
 def test_the_coordinator_lists_every_setting_that_only_the_client_has() -> None:
@@ -78,6 +82,7 @@ def test_run_settings_have_the_same_names_and_types_in_the_proto() -> None:
 
 CHANGED = RunSettings(
     strategy="fedavg",
+    strategy_options="fedavg.rate=2",
     model="mlp",
     norm="batch",
     width=8,
@@ -105,6 +110,7 @@ CHANGED = RunSettings(
     grid_bits=14,
     rounding="nearest",
     error_feedback=False,
+    downloads="values",
     profile="paper",
     initialization="torch-default",
     sparsity_schedule="0:0.98,3:0.9",
@@ -137,6 +143,14 @@ CHANGED = RunSettings(
     samples_over_max="clip",
     max_update_norm=2.5,
     score_outliers="keep",
+    optimizer="adam",
+    optimizer_options="betas=0.9:0.99",
+    optimizer_state="keep",
+    lr_schedule="cosine",
+    lr_warmup_rounds=2,
+    augment="crop-flip",
+    normalize="0.5/0.25",
+    scoring_augment=True,
 )
 
 
@@ -151,5 +165,32 @@ def test_the_example_changes_every_setting() -> None:
 def test_run_settings_are_unchanged_by_the_wire(settings: RunSettings) -> None:
     wire = settings_to_message(settings).SerializeToString()
     message = settings_pb2.RunSettings.FromString(wire)
-    received = RunSettings(**{name: getattr(message, name) for name in sorted(RUN)})
-    assert received == settings
+    sent = {name: getattr(message, name) for name in sorted(RUN)}
+    absent = {name: "none" for name in ("augment", "normalize") if not sent[name]}
+    assert RunSettings(**sent | absent) == settings
+
+
+def test_settings_of_images_are_absent_from_the_wire_unless_they_are_set() -> None:
+    sent = {field.name for field, _ in settings_to_message(RunSettings()).ListFields()}
+    assert not sent & {"augment", "normalize", "scoring_augment"}
+    assert read_settings(settings_to_message(RunSettings())) == RunSettings()
+
+
+NEWER = {
+    *("optimizer", "optimizer_options", "optimizer_state", "lr_schedule", "lr_warmup_rounds"),
+    *("augment", "normalize", "scoring_augment"),
+}
+
+
+def test_settings_of_an_older_coordinator_have_the_defaults_of_newer_ones() -> None:
+    default = RunSettings()
+    sent = {name: getattr(default, name) for name in RUN - NEWER}
+    settings = read_settings(settings_pb2.RunSettings(**sent))
+    assert settings == default
+    assert (settings.optimizer, settings.lr_schedule) == ("sgd", "decay")
+
+
+def test_settings_that_a_client_cannot_use_are_refused() -> None:
+    message = settings_to_message(replace(RunSettings(), optimizer="newton"))
+    with pytest.raises(Refused, match="cannot use the run's settings: --optimizer must be one of"):
+        read_settings(message)

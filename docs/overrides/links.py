@@ -1,7 +1,7 @@
-"""Lets pages link to files of the repository as they do on disk, also from the built site.
+"""Makes links between files of the repository work on the built site, too.
 
-Some files outside docs/ are pages of the site, too (GUESTS). A link to another file keeps its text
-and loses its target: the site has no copy of it. In `nav`, a folder stands for all its pages.
+Some files outside docs/ are pages of the site, too (GUESTS). A link to a file that
+is not on the site becomes plain text. In `nav`, a folder stands for all its pages.
 """
 
 import posixpath
@@ -22,7 +22,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!#|\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Put the pages of a folder in the place of its name."""
+    """Replace each folder in `nav` by its pages."""
     config.nav = _expanded(config.nav)
 
 
@@ -37,7 +37,7 @@ def _expanded(nav: Any) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the guests, each where it lies in the repository."""
+    """Add the guests, each at its path in the repository."""
     for guest in (file for pattern in GUESTS for file in sorted(ROOT.glob(pattern))):
         name = guest.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(guest)))

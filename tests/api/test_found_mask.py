@@ -6,12 +6,13 @@ import torch
 
 from ssfl import api
 from ssfl.api.simulation import run_settings
-from ssfl.client.local_work import ScoringRequest, Site
+from ssfl.client.local_work import Site
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
 from ssfl.method.errors import SettingsError
 from ssfl.method.mask import top_k
 from ssfl.server.errors import ModelUnusable
+from ssfl.strategies.contract import ScoringRequest
 
 
 def test_scores_are_the_mean_over_clients_weighted_by_data_size(shards: list[api.Shard]) -> None:

@@ -1,5 +1,6 @@
 """`api.simulate` without real processes; see also tests/system/test_simulated_digest.py."""
 
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,34 @@ def test_numbers_have_a_loss_and_metrics_but_no_accuracy(numbers: list[api.Shard
     assert list(history.metrics) == ["mean_error"]
     assert history.loss[-1] < history.initial_loss
     assert history.metrics["mean_error"][-1] < history.metrics["mean_error"][0]
+
+
+@pytest.mark.parametrize("profile", ["paper", "released"])
+def test_the_profiles_augment_and_scale_images_of_the_paper_only(
+    shards: list[api.Shard], profile: str
+) -> None:
+    short: dict[str, Any] = QUICK | {"profile": profile, "rounds": 1, "personalize_epochs": 0}
+    rules = {"paper": ("kaiming-normal", "paper"), "released": ("torch-default",) * 2}[profile]
+    plain = {"augment": "none", "normalize": "none", "scoring_augment": False}
+    own = {"augment": "crop-flip", "normalize": "cifar10", "scoring_augment": profile == "released"}
+
+    def digest(data: list[api.Shard], **more: Any) -> str:
+        return api.simulate(data, **short, **more).digest
+
+    assert digest(shards) == digest(shards, **plain, initialization=rules[0])
+    colour = [
+        replace(shard, train_x=colours(shard.train_x), test_x=colours(shard.test_x),
+                val_x=colours(shard.val_x))
+        for shard in shards
+    ]  # fmt: skip
+    assert digest(colour) == digest(colour, **own, initialization=rules[1])
+    assert digest(colour) != digest(colour, **plain, initialization=rules[1])
+
+
+def colours(digits: np.ndarray) -> np.ndarray:
+    """Return 8x8 digits as images of 3x32x32, with a little of each channel's own."""
+    large: np.ndarray = digits.repeat(4, axis=2).repeat(4, axis=3)
+    return np.concatenate([large, 0.5 * large, 1 - large], axis=1)
 
 
 def test_diverging_training_is_reported_with_the_keyword(shards: list[api.Shard]) -> None:

@@ -14,14 +14,15 @@ from ssfl.client.agent import Agent, Identity
 from ssfl.client.client_stats import ClientStats
 from ssfl.client.connection import ReconnectBackoff
 from ssfl.client.local_state import LocalState
-from ssfl.client.local_work import GlobalEvaluation, ScoringRequest, Vector
-from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.masked_training import LocalResult
+from ssfl.client.local_work import GlobalEvaluation, Vector
+from ssfl.client.memory import Items
+from ssfl.method.evaluation import Evaluation, LocalResult
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.server.broadcast.tasks import settings_to_message
+from ssfl.strategies.contract import Answer, Received, ScoringRequest
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, transfer_pb2
 
@@ -55,7 +56,22 @@ class FakeSite:
         self.trained_rounds.append(round_number)
         return LocalResult(base + self.delta, 0.5, Evaluation(1, 2, 3.0), Evaluation(2, 2, 1.0))
 
-    def evaluate(self, mask: Mask, values: Vector) -> GlobalEvaluation:
+    def answer(
+        self, received: Received, _items: Items, on_step: Callable[[int, int], None]
+    ) -> tuple[Answer, dict[str, Any]]:
+        trained = self.train(received.mask, received.values, received.round_number, on_step)
+        return Answer(trained), {}
+
+    def personal_model(
+        self, received: Received, _items: Items, on_step: Callable[[int, int], None]
+    ) -> tuple[Mask, LocalResult]:
+        mask, values = received.mask, received.values
+        return mask, self.personalize(mask, values, received.round_number, on_step)
+
+    def deployed(self, mask: Mask, values: Vector) -> tuple[Mask, Vector]:
+        return mask, values
+
+    def evaluate_global(self, mask: Mask, values: Vector) -> GlobalEvaluation:
         assert mask.num_kept + 4 == values.size
         return GlobalEvaluation(Evaluation(1, 2, 3.0), self.validation)
 

@@ -130,6 +130,34 @@ def test_the_model_is_built_again_for_a_new_run_with_another_model(tmp_path: Pat
     assert [site.settings.model for site in harness.sites] == ["mlp", "cnn"]
 
 
+def test_a_new_run_with_another_strategy_is_entered(tmp_path: Path) -> None:
+    """The identity of the old run's strategy is refused; the next Join has none."""
+    before = replace(SETTINGS, strategy="ditto", local_epochs=3)
+    differs = refusal(StatusCode.FAILED_PRECONDITION, "strategy_mismatch")
+    stub = FakeStub(
+        Join=[joined(1, settings=before), joined(2, settings=before), differs, joined(1, "run-2"),
+              joined(2, "run-2")],
+        NextTask=[FakeCall([], GONE), call_of(NO_MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )  # fmt: skip
+    harness = AgentHarness(tmp_path, stub)
+    harness.agent.run()
+    assert [site.settings.strategy for site in harness.sites] == ["ditto", "ssfl"]
+    sent = [request.strategy for request in stub.called("Join")]
+    assert sent == ["", "ditto contract 1", "ditto contract 1", "", ""]
+
+
+def test_another_version_of_the_strategy_ends_the_agent(tmp_path: Path) -> None:
+    theirs = joined(1, settings=replace(SETTINGS, strategy="ditto", local_epochs=3))
+    theirs.strategy = "ditto contract 9\n\x1b[2J"
+    harness = AgentHarness(tmp_path, FakeStub(Join=[theirs], Leave=[pb.LeaveResponse()]))
+    with pytest.raises(
+        Refused, match=r"contract 9.*and this client has ditto contract 1"
+    ) as caught:
+        harness.agent.run()
+    assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_a_taken_client_id_ends_the_agent(tmp_path: Path) -> None:
     taken = refusal(StatusCode.ALREADY_EXISTS, "client_id_taken", "ann is already here")
     harness = AgentHarness(tmp_path, FakeStub(Join=[taken]))

@@ -193,8 +193,8 @@ def test_the_residual_of_another_run_is_not_used(tmp_path: Path) -> None:
 
 def test_a_damaged_residual_is_ignored(tmp_path: Path) -> None:
     run(tmp_path, [first_round()], SentUpdates("accepted"))
-    file = tmp_path / "state" / "residual"
-    file.write_bytes(file.read_bytes()[:-1])
+    for file in (tmp_path / "state" / "memory").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
     sent = SentUpdates("accepted")
     run(tmp_path, [first_round()], sent)
     assert sent.change(0) == 0.5

@@ -1,6 +1,7 @@
 """The agent with refreshed masks, its own masks, and personal models."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ from ssfl.client.errors import Refused
 from ssfl.client.local_work import Vector
 from ssfl.client.progress import StepOver
 from ssfl.codec import blocks, masks, reference
-from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.masked_training import LocalResult
 from ssfl.method.controls import client_random_mask
+from ssfl.method.evaluation import Evaluation, LocalResult
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
+from ssfl.method.settings import RunSettings
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, saliency_pb2, transfer_pb2, update_pb2
 
@@ -63,9 +64,11 @@ class Scores:
         yield pb.ReportSaliencyResponse(receipt=receipt)
 
 
-def harness_of(folder: Path, calls: list[FakeCall], **scripts: list[Any]) -> AgentHarness:
+def harness_of(
+    folder: Path, calls: list[FakeCall], settings: RunSettings = SETTINGS, **scripts: list[Any]
+) -> AgentHarness:
     stub = FakeStub(
-        Join=[joined(1), joined(2), joined(3)],
+        Join=[joined(session, settings=settings) for session in (1, 2, 3)],
         NextTask=[*calls, call_of(NO_MODEL)],
         Leave=[pb.LeaveResponse()],
         **scripts,
@@ -260,7 +263,8 @@ def test_a_client_random_mask_is_derived_from_seed_and_client_id(
     )
     task = train_task(mask=message, base_digest=values_digest(own.gather(INITIAL)))
     task.train.ClearField("base")
-    harness = harness_of(tmp_path, [call_of(task)], SendUpdate=[accepted()])
+    settings = replace(SETTINGS, criterion="client-random")
+    harness = harness_of(tmp_path, [call_of(task)], settings, SendUpdate=[accepted()])
     harness.agent.run()
     assert seen == [own]
 

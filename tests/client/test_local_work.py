@@ -1,17 +1,20 @@
 """A site with a real network: scoring, testing and personalizing."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ssfl.client.local_work import ScoringRequest, Site
+from ssfl.client.local_work import Site, Vector
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.errors import ModelError
 from ssfl.learning.load_task import load_task
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
+from ssfl.strategies.contract import ClientId, Received, ScoringRequest
+from ssfl.strategies.registry import strategy_for
 
 SETTINGS = RunSettings(model="mlp", width=4, batch_size=5, local_epochs=1, seed=2)
 
@@ -36,6 +39,56 @@ def test_an_unknown_criterion_is_refused_by_name() -> None:
     site = site_of()
     with pytest.raises(ModelError, match="unknown criterion: 'astrology'"):
         site.score(ScoringRequest(site.initial, criterion="astrology"))
+
+
+def test_an_optimizer_that_cannot_train_the_model_is_refused_before_the_site_joins() -> None:
+    with pytest.raises(ModelError, match=r"--optimizer adam: Invalid beta parameter at index 1"):
+        site_of(optimizer="adam", learning_rate=0.01, optimizer_options="betas=0.9:9")
+
+
+def test_an_own_loop_cannot_keep_the_state_of_its_optimizer(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from ssfl.learning.image_task import *\ndef fit(model, batches, settings):\n    pass\n"
+    )
+    settings = replace(SETTINGS, optimizer_state="keep")
+    with pytest.raises(ModelError, match="keep is not available for a task with its own fit"):
+        Site.build(load_task(str(own)), shard(), settings, "c1", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("strategy", ["scaffold", "sparsyfed", "fedpm"])
+def test_an_own_loop_is_refused_by_strategies_that_change_its_steps(
+    tmp_path: Path, strategy: str
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from ssfl.learning.image_task import *\ndef fit(model, batches, settings):\n    pass\n"
+    )
+    settings = replace(SETTINGS, strategy=strategy)
+    with pytest.raises(ModelError, match=f"strategy {strategy} changes the steps"):
+        Site.build(load_task(str(own)), shard(), settings, "c1", torch.device("cpu"))
+
+
+class Memory(dict[str, Vector]):
+    def vector(self, name: str) -> Vector | None:
+        return self.get(name)
+
+    def put(self, name: str, value: Vector) -> None:
+        self[name] = value
+
+
+def test_a_sites_memory_keeps_the_state_of_rounds_and_not_of_personal_models() -> None:
+    site = site_of(
+        optimizer="adam", learning_rate=0.01, optimizer_state="keep", personalize_epochs=1
+    )
+    site.memory = memory = Memory()
+    mask = Mask.full(site.manifest.num_masked)
+    values = mask.gather(site.initial)
+    first, second = (site.train(mask, values, 0, ignore).values for _ in range(2))
+    assert not np.array_equal(first, second)
+    assert memory["optimizer.step"].tolist() == [12.0] * 6, "of two rounds"
+    site.personalize(mask, values, 2, ignore)
+    assert memory["optimizer.step"].tolist() == [12.0] * 6
 
 
 def test_scores_depend_on_the_number_of_minibatches_and_are_deterministic() -> None:
@@ -82,8 +135,8 @@ def test_other_criteria_score_every_weight(criterion: str) -> None:
 def test_a_validation_split_is_tested_if_the_site_has_one() -> None:
     without, having = site_of(), site_of(shard(validation=6))
     mask = Mask.full(without.manifest.num_masked)
-    assert without.evaluate(mask, without.initial).validation is None
-    tested = having.evaluate(mask, having.initial)
+    assert without.evaluate_global(mask, without.initial).validation is None
+    tested = having.evaluate_global(mask, having.initial)
     assert tested.evaluation.total == 9
     assert tested.validation is not None and tested.validation.total == 6
 
@@ -94,10 +147,38 @@ def test_a_personal_model_stays_inside_the_mask_and_both_models_are_tested() -> 
     values = mask.gather(site.initial)
     own = site.personalize(mask, values, 7, ignore)
     assert own.values.shape == values.shape and not np.array_equal(own.values, values)
-    assert own.base == site.evaluate(mask, values).evaluation
-    assert own.personal == site.evaluate(mask, own.values).evaluation
+    assert own.base == site.evaluate_global(mask, values).evaluation
+    assert own.personal == site.evaluate_global(mask, own.values).evaluation
     again = site.personalize(mask, values, 7, ignore)
     assert np.array_equal(again.values, own.values)
+
+
+def test_a_personal_model_starts_from_the_final_values_on_the_mask_of_the_client() -> None:
+    """Only the personal model lies on that mask: the global model is tested whole."""
+    site = site_of(personalize_epochs=1, criterion="client-random", sparsity="0.5")
+    whole = Mask.full(site.manifest.num_masked)
+    mask = strategy_for(site.settings).client_mask(ClientId("c1"), site.manifest)
+    assert mask is not None and mask != whole
+    held, own = site.personal_model(Received(whole, site.initial, 7), {}, ignore)
+    assert held == mask
+    trained = site.personalize(mask, mask.gather(site.initial), 7, ignore)
+    assert np.array_equal(own.values, trained.values)
+    assert own.base == site.evaluate(whole, site.initial) != trained.base
+    assert own.personal == site.evaluate(mask, own.values)
+
+
+@pytest.mark.parametrize("strategy", ["sparsyfed", "fedpm"])
+def test_a_personal_model_starts_from_plain_weights(strategy: str) -> None:
+    site = site_of(personalize_epochs=1, strategy=strategy, norm="group")
+    rule = strategy_for(site.settings)
+    state = rule.begin(site.manifest, site.initial)
+    plain = rule.deployed(state)
+    assert state.mask and plain.mask and state.values is not None and plain.values is not None
+    mask, own = site.personal_model(Received(state.mask, state.values, 7), {}, ignore)
+    assert mask == plain.mask
+    assert own.base == site.evaluate(plain.mask, plain.values)
+    trained = site.personalize(plain.mask, plain.values, 7, ignore)
+    assert np.array_equal(own.values, trained.values)
 
 
 def test_more_personal_epochs_are_more_steps() -> None:

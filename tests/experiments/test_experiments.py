@@ -1,26 +1,38 @@
 """Every experiment on a few digits: runs, conclusions and charts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssfl.experiments import EXPERIMENTS
+from ssfl.experiments import EXPERIMENTS, measured, others, tables
 from ssfl.experiments.contract import Runs, difference
 from ssfl.experiments.recipe import DIGITS, SETTINGS, Recipe
+from ssfl.program.exits import ExitCode
 from ssfl.study.charts.style import sparsity_text
 from ssfl.study.data import BENCHMARK_S
 from ssfl.study.sweep import RunSpec, run_all
-from ssfl.tools.simulate.paper import _cells, _rounded
+from ssfl.tools.main import main
+from ssfl.tools.simulate.paper import _cells
 
 SMALL = Recipe(
     replace(DIGITS, clients=10),
     {**SETTINGS, "rounds": 10, "local_steps": 2, "client_fraction": 0.5},
     (0, 1),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_points() -> Iterator[None]:
+    """Shorten the longest measurements: the ends of sweeps, few weights and few minibatches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "SWEEP", ("0.5", "0.95"))
+        patch.setattr(measured, "REMOVED", 40)
+        patch.setattr(others, "MINIBATCHES", (1, 2, 5, 10, 20, 40, 100))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +52,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_concludes_and_draws_a_chart(name: str, runs: Runs, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]
-    result = experiment.conclude(SMALL, runs)
-    assert json.loads(json.dumps(_rounded(result), allow_nan=False))
+    result = experiment.document(SMALL, runs)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
     for row in result["rows"]:
         assert len(row["values"]) == len(SMALL.seeds)
         assert row["low"] <= row["mean"] <= row["high"]
         assert len(_cells(row)) == 5
+    if "table" in result:
+        columns = result["table"]["columns"]
+        assert all(len(cells) == len(columns) for cells in result["table"]["rows"])
     experiment.draw(result, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
     assert experiment.claim.endswith((".", "data."))
@@ -101,7 +116,7 @@ def test_the_quick_recipe_has_the_settings_of_its_docstring() -> None:
         0.98,
         0.1,
     )
-    assert settings["scoring_batches"] == 1 and settings["initialization"] == "kaiming-normal"
+    assert settings["scoring_batches"] == 1 and settings["initialization"] == "auto"
     assert Recipe.quick((0,), "digits").data == DIGITS
 
 
@@ -117,3 +132,45 @@ def test_a_sparsity_is_shown_in_per_cent() -> None:
         "95 %",
         "98.5 %",
     ]
+
+
+def test_the_scale_of_the_paper_has_its_network_and_data() -> None:
+    recipe = Recipe.paper((0,), "cifar100")
+    assert (recipe.data.source, recipe.data.clients, recipe.data.alpha) == ("cifar100", 100, 0.2)
+    settings = settings_of(recipe)
+    assert (settings["model"], settings["norm"], settings["rounds"]) == ("resnet18", "group", 500)
+    assert settings["batch_size"] == 16 and settings["scoring_batches"] == 1
+
+
+def test_gossip_methods_have_fewer_rounds_and_the_same_fall_of_the_rate() -> None:
+    recipe = Recipe.quick((0,), "fashion-mnist")
+    dispfl, fomo, ssfl = recipe.methods(["dispfl 0.5", "fedfomo", "ssfl 0.5"])
+    assert (dispfl.run_settings().rounds, ssfl.run_settings().rounds) == (10, 50)
+    assert dispfl.run_settings().lr_decay ** 10 == pytest.approx(0.98**50, rel=1e-3)
+    assert dispfl.run_settings().client_fraction == 0
+    assert (fomo.data.validation, ssfl.data.validation) == (0.1, 0.0)
+
+
+def test_paper_names_experiments_that_the_scale_does_not_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for argv, text in (
+        (["--scale", "paper", "--only", "sparsity"], "sparsity needs runs, which are a sweep"),
+        (["--scale", "paper", "--data", "digits"], "--data must be one of cifar10, cifar100"),
+        (["--only", "nothing"], "there is no experiment nothing"),
+    ):
+        assert main(["paper", *argv]) == ExitCode.USAGE
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.system
+def test_an_experiment_without_runs_is_printed_and_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["paper", "--only", "dirichlet", "--data", "digits", "--seeds", "1"]
+    assert main([*argv, "--out", str(tmp_path)]) == ExitCode.DONE
+    output = capsys.readouterr().out
+    assert "classes per client, as equally frequent ones" in output and " 0.001 " in output
+    stored = json.loads((tmp_path / "dirichlet.json").read_text())
+    assert stored["runs"] == [] and stored["scale"] == "small" and len(stored["panels"]) == 5
+    assert (tmp_path / "dirichlet.png").is_file()

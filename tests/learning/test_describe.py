@@ -62,6 +62,22 @@ def test_the_torch_default_rule_is_uniform_within_one_over_the_root_of_fan_in() 
     assert [t.role for t in manifest.tensors] == [t.role for t in manifest_of(model, {}).tensors]
 
 
+def test_the_rule_of_the_paper_is_normal_for_convolutions_and_torchs_own_for_all_others() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=2), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(16, 2)
+    )
+    manifest = manifest_of(model, {}, initialization="paper")
+    assert {t.name: t.init for t in manifest.tensors} == {
+        "0.weight": Init("normal", math.sqrt(2 / (2 * 9))),
+        "0.bias": Init("uniform", 1 / math.sqrt(2 * 9)),
+        "1.weight": Init("ones"),
+        "1.bias": Init("zeros"),
+        "3.weight": Init("uniform", 0.25),
+        "3.bias": Init("uniform", 0.25),
+    }
+    assert manifest.rebuildable
+
+
 @pytest.mark.parametrize(
     "layer",
     [nn.Linear(50, 2000), nn.Conv2d(6, 2000, 3, groups=2), nn.ConvTranspose2d(200, 150, 3)],
@@ -92,7 +108,7 @@ def test_a_bias_follows_a_parametrized_weight() -> None:
 
 
 def test_an_unknown_initialization_is_refused() -> None:
-    with pytest.raises(ModelError, match="one of kaiming-normal, torch-default, got 'xavier'"):
+    with pytest.raises(ModelError, match="torch-default, paper, got 'xavier'"):
         manifest_of(nn.Linear(2, 2), {}, initialization="xavier")
 
 

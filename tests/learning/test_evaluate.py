@@ -1,3 +1,6 @@
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +9,8 @@ from torch.nn import functional
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
-from ssfl.learning.evaluate import BATCH_SIZE, Evaluation, eval_mode, evaluate
+from ssfl.learning.evaluate import BATCH_SIZE, eval_mode, evaluate
+from ssfl.method.evaluation import Evaluation
 
 
 class Identity(nn.Module):
@@ -41,6 +45,17 @@ def test_many_samples_go_in_batches_and_give_the_sum_of_all() -> None:
     assert result.correct == int((logits.argmax(dim=1) == labels).sum())
     expected = float(functional.cross_entropy(logits, labels, reduction="sum"))
     assert result.loss_sum == pytest.approx(expected)
+
+
+def test_loss_and_metrics_of_a_built_in_task_need_one_pass() -> None:
+    x = np.ones((BATCH_SIZE + 1, 2), dtype=np.float32)
+    y = np.zeros(len(x), int)
+    shard, model = Shard(x, y, x, y, num_classes=2), Identity()
+    evaluate(model, image_task, shard)
+    assert len(model.modes) == 2, "one pass for each batch"
+    own = SimpleNamespace(loss=partial(image_task.loss), metrics=image_task.metrics)
+    evaluate(model, own, shard)
+    assert len(model.modes) == 2 + 4, "a task's own functions see the model itself"
 
 
 def test_an_empty_test_set_gives_zeros(shard: Shard) -> None:

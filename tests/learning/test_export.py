@@ -23,9 +23,10 @@ from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import MODELS
 from ssfl.method.streams import Stream
 
-SAME_BUT_DEEPER = ("resnet32", "resnet44", "resnet56", "resnet110")  # than ResNet-20
-NETWORKS = [(name, "group") for name in MODELS if name not in SAME_BUT_DEEPER]
+SAME_BUT_DEPTH = ("resnet8", "resnet32", "resnet44", "resnet56", "resnet110")  # as ResNet-20
+NETWORKS = [(name, "group") for name in MODELS if name not in SAME_BUT_DEPTH]
 NETWORKS += [("resnet20", "batch")]
+pytestmark = pytest.mark.usefixtures("onnx_functions")
 
 
 def samples(count: int, *shape: int) -> Tensor:
@@ -91,19 +92,34 @@ def test_a_built_in_network_computes_in_onnx_what_it_does_in_torch(name: str, no
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_sequences_of_whole_numbers_stay_whole_numbers() -> None:
+@pytest.fixture(scope="module")
+def words() -> tuple[nn.Module, bytes]:
+    """A network of sequences, and its file."""
     model, _ = started(Words())
     data = to_onnx(model, torch.zeros(2, 7, dtype=torch.int64), {})
-    model.eval()
+    return model.eval(), data
+
+
+def test_sequences_of_whole_numbers_stay_whole_numbers(words: tuple[nn.Module, bytes]) -> None:
+    model, data = words
     for count in (1, 5):
         x = (torch.arange(count * 7) % 20).reshape(count, 7)
         (y,) = run_onnx(data, x)
         np.testing.assert_allclose(y, model(x).detach().numpy(), rtol=0, atol=1e-5)
 
 
-def test_the_file_has_a_fixed_opset_names_a_batch_of_any_size_and_the_digests() -> None:
+def exported_mlp() -> bytes:
     model, _ = started(build_model("mlp", (1, 8, 8), 10))
-    proto = onnx.load_from_string(to_onnx(model, samples(2, 1, 8, 8), {"model_digest": "abc"}))
+    return to_onnx(model, samples(2, 1, 8, 8), {"model_digest": "abc"})
+
+
+@pytest.fixture(scope="module")
+def mlp() -> bytes:
+    return exported_mlp()
+
+
+def test_the_file_has_a_fixed_opset_names_a_batch_of_any_size_and_the_digests(mlp: bytes) -> None:
+    proto = onnx.load_from_string(mlp)
     assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", OPSET)]
     (x,), (y,) = proto.graph.input, proto.graph.output
     assert (x.name, y.name) == ("x", "y")
@@ -113,18 +129,14 @@ def test_the_file_has_a_fixed_opset_names_a_batch_of_any_size_and_the_digests() 
     assert {entry.key: entry.value for entry in proto.metadata_props} == {"model_digest": "abc"}
 
 
-def test_the_file_contains_no_local_path() -> None:
-    data = to_onnx(started(Words())[0], torch.zeros(2, 7, dtype=torch.int64), {})
+def test_the_file_contains_no_local_path(words: tuple[nn.Module, bytes]) -> None:
+    _, data = words
     assert b".py" not in data
     assert b"site-packages" not in data
 
 
-def test_the_same_model_gives_the_same_bytes() -> None:
-    first, second = (
-        to_onnx(started(build_model("mlp", (1, 8, 8), 10))[0], samples(2, 1, 8, 8), {})
-        for _ in range(2)
-    )
-    assert first == second
+def test_the_same_model_gives_the_same_bytes(mlp: bytes) -> None:
+    assert exported_mlp() == mlp
 
 
 def test_an_export_prints_nothing_and_restores_every_mode(

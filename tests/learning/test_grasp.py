@@ -100,6 +100,17 @@ def test_one_weight_by_hand() -> None:
     assert grasp_scores(model, manifest, Squares(), [batch], temperature=2.0).tolist() == [-54]
 
 
+def test_a_softmax_of_two_classes() -> None:
+    """Four weights and two samples, with outputs divided by 200."""
+    model = nn.Linear(2, 2, bias=False)
+    manifest = manifest_of(model, {})
+    write_vector(model, manifest, np.array([0.5, -1, 2, 0.25], dtype=np.float32))
+    batch = (torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([0, 1]))
+    found = grasp_scores(model, manifest, TASK, [batch])
+    wanted = [8.854209e-08, 1.329969e-07, -3.541683e-07, 3.324922e-08]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 def test_the_weights_kept_are_those_whose_removal_costs_gradient_flow() -> None:
     """Check sign and order without derivatives: shrink one weight at a time and measure |g|^2.
 

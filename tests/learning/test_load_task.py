@@ -1,7 +1,9 @@
 import hashlib
+import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.errors import ModelError, TaskError
 from ssfl.learning.load_task import load_task
+from ssfl.method.image_settings import STATISTICS
 from ssfl.method.settings import RunSettings
 
 GOOD = """
@@ -47,6 +50,19 @@ def test_a_file_is_a_task(tmp_path: Path) -> None:
     assert task.digest == hashlib.sha256(GOOD.encode()).digest()
     assert task.loss(nn.Linear(2, 2), X, Y).ndim == 0
     assert task.metrics(nn.Linear(2, 2), X, Y) == {"accuracy": 0.5, "error": 1.0}
+
+
+def test_a_file_edited_within_a_second_runs_its_new_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes a compiled file for current if size and time, in seconds, are the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    spec = write(tmp_path, GOOD)
+    os.utime(spec, (1, 1))
+    load_task(spec)
+    write(tmp_path, GOOD.replace("0.5", "0.6"))
+    os.utime(spec, (1, 1))
+    assert load_task(spec).metrics(nn.Linear(2, 2), X, Y)["accuracy"] == 0.6
 
 
 def test_a_task_may_keep_its_own_initial_weights(tmp_path: Path) -> None:
@@ -219,6 +235,36 @@ def test_a_model_is_described_well_enough_to_be_built_again(tmp_path: Path, shar
     assert load_task("image").description(settings, shard) == named | built
     own = load_task(write(tmp_path, GOOD, "own.py"))
     assert own.description(settings, shard) == {"task": "own"} | built
+
+
+def test_a_model_that_scales_pixels_records_the_numbers(shard: Shard) -> None:
+    task = load_task("image")
+    for normalize, recorded in (("0.5/0.25", "0.5/0.25"), ("none", None), ("auto", None)):
+        described = task.description(RunSettings(normalize=normalize), shard)
+        assert described.get("normalize") == recorded
+    x, y = np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, np.int64)
+    colour = Shard(x, y, x, y, num_classes=10)
+    described = task.description(RunSettings(normalize="auto"), colour)
+    assert described["normalize"] == STATISTICS["cifar10"]
+    assert "normalize" not in load_task("table").description(RunSettings(normalize="auto"), colour)
+
+
+def test_tasks_refuse_settings_of_images_that_have_no_effect(tmp_path: Path, shard: Shard) -> None:
+    own = load_task(write(tmp_path, GOOD, "own.py"))
+    looping = GOOD + "def fit(model, batches, settings):\n    return 0.0\n"
+    fitted = load_task(write(tmp_path, looping, "fitted.py"))
+    rows = Shard(*(np.zeros((1, 4), np.float32), np.zeros(1, np.int64)) * 2, num_classes=2)
+    with pytest.raises(ModelError, match="let the task own scale its inputs"):
+        own.build_model(RunSettings(normalize="0.5/0.5"), shard)
+    with pytest.raises(ModelError, match="let the task table scale its inputs"):
+        load_task("table").build_model(RunSettings(normalize="0.5/0.5"), rows)
+    with pytest.raises(ModelError, match="not available for a task with its own fit"):
+        fitted.build_model(RunSettings(augment="crop-flip"), shard)
+    with pytest.raises(ModelError, match=r"is for images .* these samples are 4 with classes"):
+        load_task("table").build_model(RunSettings(augment="crop-flip"), rows)
+    own.build_model(RunSettings(augment="crop-flip"), shard)  # its samples are images
+    for task, data in ((own, shard), (fitted, shard), (load_task("table"), rows)):
+        task.build_model(RunSettings(augment="auto", normalize="auto", scoring_augment=True), data)
 
 
 @pytest.mark.parametrize("spec", ["quitting_task.py", "quitting_task"])

@@ -39,6 +39,7 @@ COUNTS = [
     ("resnet18", COLOUR, 100, 11_220_132, 11_210_432, 9_600),
     ("resnet50", COLOUR, 10, 23_520_842, 23_467_712, 53_120),
     ("resnet50", COLOUR, 100, 23_705_252, 23_652_032, 53_120),
+    ("resnet8", COLOUR, 10, 75_290, 74_800, 480),
     ("resnet20", COLOUR, 10, 269_722, 268_336, 1_376),
     ("resnet32", COLOUR, 10, 464_154, 461_872, 2_272),
     ("resnet44", COLOUR, 10, 658_586, 655_408, 3_168),
@@ -85,6 +86,7 @@ def test_every_model_of_the_settings_is_counted_above() -> None:
         ("lenet5", GREY, 10, "c8f5e28c687e4e05"),
         ("resnet18", COLOUR, 10, "462b836ffb258b1b"),
         ("resnet50", COLOUR, 100, "70494ae7f7a82efd"),
+        ("resnet8", COLOUR, 10, "86705dff559264c0"),
         ("resnet110", COLOUR, 10, "fb3f8ec43a5f520b"),
     ],
 )

@@ -12,20 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from learning.fake_device import FakeDevice
-from ssfl.client.local_work import ScoringRequest, Site
+from ssfl.client.local_work import Site
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.batches import batch_tensors
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import TaskError
-from ssfl.learning.evaluate import Evaluation, evaluate
+from ssfl.learning.evaluate import evaluate
 from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import LoadedTask, load_task
-from ssfl.learning.masked_training import LocalResult, train_locally
+from ssfl.learning.masked_training import train_locally
 from ssfl.learning.saliency import score_locally
+from ssfl.method.evaluation import Evaluation, LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
+from ssfl.strategies.contract import ScoringRequest
 
 TASK = """
 from torch import nn

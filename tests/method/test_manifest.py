@@ -87,6 +87,7 @@ def test_masked_tensors_come_first_then_dense_then_buffers(manifest: Manifest) -
         "norm.mean": slice(12, 14),
     }
     assert (manifest.num_masked, manifest.num_unmasked, manifest.size) == (10, 4, 14)
+    assert manifest.num_buffers == 2
     masked = [(tensor.name, place) for tensor, place in manifest.masked()]
     assert masked == [("conv.weight", slice(0, 6)), ("fc.weight", slice(6, 10))]
 

@@ -5,18 +5,19 @@ import pytest
 
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import MAX_SEED, RunSettings
+from ssfl.strategies.registry import check_settings
 
 INF, NAN = float("inf"), float("nan")
 
 
 def refusal(**changes: Any) -> str:
     with pytest.raises(SettingsError) as caught:
-        RunSettings(**changes).validate()
+        check_settings(RunSettings(**changes))
     return str(caught.value)
 
 
 def test_the_defaults_are_valid_and_every_setting_is_explained() -> None:
-    RunSettings().validate()
+    check_settings(RunSettings())
     for option in fields(RunSettings):
         assert option.metadata["help"], option.name
 
@@ -37,17 +38,20 @@ def test_the_defaults_are_valid_and_every_setting_is_explained() -> None:
     ],
 )
 def test_these_settings_are_valid(changes: dict[str, Any]) -> None:
-    RunSettings(**changes).validate()
+    check_settings(RunSettings(**changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": "magic"}, "--strategy must be one of ssfl, fedavg, got 'magic'"),
+        (
+            {"strategy": "magic"},
+            "--strategy must be one of d-psgd, dispfl, ditto, fedavg, feddst, ",
+        ),
         (
             {"model": "vgg"},
-            "--model must be one of mlp, cnn, cnn-small, lenet5, resnet18, resnet50, resnet20, "
-            "resnet32, resnet44, resnet56, resnet110, got 'vgg'",
+            "--model must be one of mlp, cnn, cnn-small, lenet5, resnet18, resnet50, resnet8, "
+            "resnet20, resnet32, resnet44, resnet56, resnet110, got 'vgg'",
         ),
         ({"rounds": 0}, "--rounds must be a number of at least 1, got 0"),
         ({"clients": -1}, "--clients must be a number of at least 0, got -1"),
@@ -119,9 +123,9 @@ NEVER = "a mask can be refreshed after round"
         ),
         (
             {"criterion": "client-random"},
-            {"personalize_epochs": 1},
+            {"warmup_rounds": 1},
             "--criterion client-random gives every client its own fixed mask: it cannot be "
-            "combined with --personalize-epochs",
+            "combined with --warmup-rounds",
         ),
         (
             {"scoring_point": "masked"},
@@ -138,14 +142,14 @@ NEVER = "a mask can be refreshed after round"
 def test_settings_of_the_mask_that_contradict_each_other_are_refused(
     changes: dict[str, Any], wrong: dict[str, Any], message: str
 ) -> None:
-    RunSettings(**changes).validate()
+    check_settings(RunSettings(**changes))
     assert refusal(**changes, **wrong).startswith(message)
 
 
 @pytest.mark.parametrize("planned", ["1", "8", "1,8"])
 def test_a_mask_may_be_refreshed_before_any_round_but_the_first(planned: str) -> None:
-    RunSettings(rounds=9, refresh_rounds=planned).validate()
-    RunSettings(rounds=9, refresh_rounds="4", warmup_rounds=3).validate()
+    check_settings(RunSettings(rounds=9, refresh_rounds=planned))
+    check_settings(RunSettings(rounds=9, refresh_rounds="4", warmup_rounds=3))
 
 
 def test_no_number_may_be_negative_or_not_a_number() -> None:

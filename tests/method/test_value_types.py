@@ -12,7 +12,13 @@ from hypothesis.extra import numpy as hnp
 from ssfl.codec import blocks
 from ssfl.codec.grid import Grid
 from ssfl.method.settings import VALUE_TYPES, RunSettings
-from ssfl.method.value_types import commit_change, lossy_code, random_words, rounding_words
+from ssfl.method.value_types import (
+    commit_change,
+    commit_values,
+    lossy_code,
+    random_words,
+    rounding_words,
+)
 
 Vector = npt.NDArray[np.float32]
 LOSSY = [name for name in VALUE_TYPES if name != "float32"]
@@ -119,3 +125,58 @@ def test_any_mean_of_updates_can_be_committed(data: st.DataObject) -> None:
     largest = float(np.abs(mean.astype(np.float64) - base).max())
     lost = np.abs(values.astype(np.float64) - mean)
     assert (lost <= max(largest / 120, 2.0**-bits) + 1e-3).all()
+
+
+# -- downloads = values
+
+
+def steps_of(values: Vector) -> Vector:
+    """Return the int8 step of every value: the largest of its 256 / 127."""
+    groups = [np.abs(values[at : at + 256]).max() / 127 for at in range(0, values.size, 256)]
+    return np.repeat(groups, 256)[: values.size].astype(np.float32)
+
+
+@pytest.mark.parametrize("value_type", LOSSY)
+def test_coded_values_are_what_a_client_reads_without_any_base(value_type: str) -> None:
+    settings = run_of(value_type, downloads="values")
+    _, mean = walk()
+    values, payload, residual = commit_values(settings, mean, None)
+    code = lossy_code(settings)
+    assert payload is not None and residual is not None and code is not None
+    received = blocks.decode(code, payload, mean.size, None)
+    assert received.tobytes() == values.tobytes() != mean.tobytes()
+    assert (residual == mean - values).all()
+    assert commit_change(settings, values, mean, BASE_DIGEST) == (mean, None), "not coded twice"
+
+
+def test_coded_values_are_rounded_to_nearest_whatever_the_rounding_of_updates() -> None:
+    _, mean = walk()
+    settings = run_of("int8", downloads="values", rounding="stochastic")
+    values, payload, residual = commit_values(settings, mean, None)
+    nearest = commit_values(replace(settings, rounding="nearest"), mean, None)
+    assert payload is not None and residual is not None
+    assert (values.tobytes(), payload) == (nearest[0].tobytes(), nearest[1])
+    assert (np.abs(residual) <= 0.501 * steps_of(mean)).all()
+    assert len(payload) < 0.26 * mean.nbytes
+
+
+def test_the_residual_makes_up_for_what_rounding_lost() -> None:
+    """The values sent plus the residual follow the exact model, round by round."""
+    settings = run_of("int8", downloads="values")
+    rng = np.random.default_rng(9)
+    exact, _ = walk()
+    values, residual = exact, None
+    for _ in range(20):
+        update = rng.normal(0, 1e-5, exact.size).astype(np.float32)  # far below a step
+        exact = exact + update
+        values, _, residual = commit_values(settings, values + update, residual)
+        assert residual is not None
+        assert np.allclose(values + residual, exact, rtol=0, atol=1e-6)
+        assert (np.abs(residual) <= 0.51 * steps_of(exact)).all(), "it does not grow"
+
+
+def test_values_too_large_for_their_code_are_committed_exactly_with_the_residual() -> None:
+    settings = run_of("grid", grid_bits=40, downloads="values")
+    mean, residual = np.array([0, 1], dtype=np.float32), np.array([0.5, 0.25], dtype=np.float32)
+    values, payload, left = commit_values(settings, mean, residual)
+    assert (values.tolist(), payload, left) == ([0.5, 1.25], None, None)

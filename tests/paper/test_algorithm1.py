@@ -13,8 +13,9 @@ from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, ExactSum, fraction_bi
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Ssfl
-from ssfl.method.strategies.contract import ClientId, Position, Work
+from ssfl.strategies.contract import ClientId, Position, Work
+from ssfl.strategies.registry import strategy_for
+from strategies.steps import finish
 
 Vector = npt.NDArray[np.float32]
 CLIENTS = [ClientId(f"c{i}") for i in range(1, 6)]
@@ -39,8 +40,8 @@ def mean(uploads: list[tuple[Vector, int]]) -> Vector:
 
 
 def masked(initial: Vector, scores: Vector, sparsity: str) -> ModelState:
-    ssfl = Ssfl(RunSettings(sparsity=sparsity))
-    return ssfl.finish(Work.SCORE, ssfl.begin(model_of(initial.size), initial), scores, 0)
+    ssfl = strategy_for(RunSettings(sparsity=sparsity))
+    return finish(ssfl, Work.SCORE, ssfl.begin(model_of(initial.size), initial), scores, 0)
 
 
 def dense(state: ModelState) -> list[float]:
@@ -109,13 +110,13 @@ def test_training_starts_from_the_initial_weights_on_the_mask() -> None:
 
 def test_the_mask_remains_fixed_throughout_training() -> None:
     """3.2: "This mask is broadcast to all clients and remains fixed throughout training"."""
-    ssfl = Ssfl(RunSettings(sparsity="0.5", rounds=5))
+    ssfl = strategy_for(RunSettings(sparsity="0.5", rounds=5))
     state = masked(vector(1, 2, 3, 4), vector(4, 3, 2, 1), "0.5")
     agreed = state.mask
     for round_number in range(5):
         plan = ssfl.plan(Position(round_number, state.mask_epoch, 0), CLIENTS)
         assert plan is not None and plan.work is Work.TRAIN, "the mask is found once"
-        state = ssfl.finish(Work.TRAIN, state, vector(0.0, 100.0 * round_number), round_number)
+        state = finish(ssfl, Work.TRAIN, state, vector(0.0, 100.0 * round_number), round_number)
         assert state.mask == agreed
         assert state.mask_epoch == 1
         assert dense(state)[2:] == [0.0, 0.0], "masked parameters remain fixed at zero"
@@ -124,14 +125,14 @@ def test_the_mask_remains_fixed_throughout_training() -> None:
 
 def test_mask_discovery_needs_a_single_round_with_every_client() -> None:
     """Algorithm 1, line 2: "for all clients k in {1, ..., K} in parallel"."""
-    plan = Ssfl(RunSettings(clients_per_round=2)).plan(Position(0, 0, 0), CLIENTS)
+    plan = strategy_for(RunSettings(clients_per_round=2)).plan(Position(0, 0, 0), CLIENTS)
     assert plan is not None
     assert (plan.work, plan.cohort) == (Work.SCORE, tuple(CLIENTS))
 
 
 def test_a_round_selects_a_subset_of_clients() -> None:
     """Algorithm 1, line 14: "Server selects a subset of clients C' of {1, ..., K}"."""
-    ssfl = Ssfl(RunSettings(clients_per_round=2))
+    ssfl = strategy_for(RunSettings(clients_per_round=2))
     cohorts = set()
     for round_number in range(20):
         plan = ssfl.plan(Position(round_number, 1, 0), CLIENTS)
@@ -145,7 +146,7 @@ def test_client_models_are_averaged_by_data_size_over_the_subset() -> None:
 
     Clients with 1 and 3 samples took part, so the weights are 1/4 and 3/4.
     """
-    ssfl = Ssfl(RunSettings(sparsity="0.5"))
+    ssfl = strategy_for(RunSettings(sparsity="0.5"))
     state = masked(vector(1, 2, 3, 4), vector(4, 3, 2, 1), "0.5")
     averaged = mean([(vector(8.0, -4.0), 1), (vector(0.0, 4.0), 3)])
-    assert dense(ssfl.finish(Work.TRAIN, state, averaged, 0)) == [2.0, 2.0, 0.0, 0.0]
+    assert dense(finish(ssfl, Work.TRAIN, state, averaged, 0)) == [2.0, 2.0, 0.0, 0.0]

@@ -7,8 +7,10 @@ import pytest
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Ssfl
-from ssfl.method.strategies.contract import ClientId, Position, Work
+from ssfl.strategies.contract import ClientId, Position, Work
+from ssfl.strategies.registry import strategy_for
+from ssfl.strategies.strategy import Strategy
+from strategies.steps import finish
 
 Vector = npt.NDArray[np.float32]
 INITIAL = np.array([0.5, -0.25, 4.0, -8.0, 1.5, 3.0], dtype=np.float32)
@@ -19,12 +21,12 @@ def vector(*values: float) -> Vector:
     return np.array(values, dtype=np.float32)
 
 
-def trained_once(ssfl: Ssfl) -> ModelState:
+def trained_once(ssfl: Strategy) -> ModelState:
     """Agree on the coordinates 0, 1 and 2, and train them to 10, 11 and 12."""
     manifest = Manifest((TensorSpec("w", (INITIAL.size,), Role.MASKED, Init("sent")),))
     state = ssfl.begin(manifest, INITIAL)
-    state = ssfl.finish(Work.SCORE, state, vector(6, 5, 4, 3, 2, 1), 0)
-    return ssfl.finish(Work.TRAIN, state, vector(10, 11, 12), 1)
+    state = finish(ssfl, Work.SCORE, state, vector(6, 5, 4, 3, 2, 1), 0)
+    return finish(ssfl, Work.TRAIN, state, vector(10, 11, 12), 1)
 
 
 def dense(state: ModelState) -> list[float]:
@@ -34,16 +36,16 @@ def dense(state: ModelState) -> list[float]:
 
 def test_clients_score_trained_values_on_the_mask_and_initial_ones_off_it() -> None:
     """5.5: "unmasking pruned parameters, which retain their original initialization values"."""
-    state = trained_once(Ssfl(RunSettings(sparsity="0.5")))
+    state = trained_once(strategy_for(RunSettings(sparsity="0.5")))
     assert dense(state) == [10, 11, 12, 0, 0, 0]
     assert state.whole.tolist() == [10, 11, 12, *INITIAL[3:].tolist()]
 
 
 def test_a_refresh_keeps_what_was_trained_and_starts_the_others_where_they_were() -> None:
     """5.5: the model may "recruit connections outside the set of current mask"."""
-    ssfl = Ssfl(RunSettings(sparsity="0.5"))
+    ssfl = strategy_for(RunSettings(sparsity="0.5"))
     state = trained_once(ssfl)
-    refreshed = ssfl.finish(Work.SCORE, state, vector(9, 1, 2, 8, 3, 7), 1)
+    refreshed = finish(ssfl, Work.SCORE, state, vector(9, 1, 2, 8, 3, 7), 1)
     assert refreshed.mask is not None
     assert np.flatnonzero(refreshed.mask.bools()).tolist() == [0, 3, 5]
     assert dense(refreshed) == [10, 0, 0, -8, 0, 3], "0 as trained, 3 and 5 as initialised"
@@ -55,16 +57,16 @@ def test_a_dropped_weight_returns_with_the_value_of_the_setting(
     deactivated: str, returns_as: float
 ) -> None:
     """The paper leaves open whether it returns with its initial or its trained value."""
-    ssfl = Ssfl(RunSettings(sparsity="0.5", deactivated=deactivated))
-    state = ssfl.finish(Work.SCORE, trained_once(ssfl), vector(9, 1, 2, 8, 3, 7), 1)
-    state = ssfl.finish(Work.TRAIN, state, vector(20, 23, 25), 2)
-    state = ssfl.finish(Work.SCORE, state, vector(9, 8, 2, 7, 1, 1), 2)
+    ssfl = strategy_for(RunSettings(sparsity="0.5", deactivated=deactivated))
+    state = finish(ssfl, Work.SCORE, trained_once(ssfl), vector(9, 1, 2, 8, 3, 7), 1)
+    state = finish(ssfl, Work.TRAIN, state, vector(20, 23, 25), 2)
+    state = finish(ssfl, Work.SCORE, state, vector(9, 8, 2, 7, 1, 1), 2)
     assert dense(state) == [20, returns_as, 0, 23, 0, 0]
 
 
 def test_a_refresh_is_one_scoring_by_every_client_and_then_training_continues() -> None:
     """Algorithm "OOD Adaptation": "the server triggers a single mask update"."""
-    ssfl = Ssfl(RunSettings(sparsity="0.5", rounds=5))
+    ssfl = strategy_for(RunSettings(sparsity="0.5", rounds=5))
     asked = ssfl.plan(Position(2, mask_epoch=1, attempt=0, refresh=True), CLIENTS)
     assert asked is not None
     assert (asked.work, asked.cohort) == (Work.SCORE, tuple(CLIENTS))

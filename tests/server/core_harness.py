@@ -11,12 +11,12 @@ from typing import Any, assert_never
 
 from server.invariants import check_invariants
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events, facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Action, Event, Reply
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
+from ssfl.strategies.contract import ClientId, Work
 
 MODEL = "m"
 

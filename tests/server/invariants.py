@@ -6,9 +6,9 @@ recovery test holds them.
 
 from collections.abc import Callable
 
-from ssfl.method.strategies.contract import Work
 from ssfl.server.run.apply import received_s, standing
 from ssfl.server.run.state import RunState, Step, StepCounts
+from ssfl.strategies.contract import Work
 
 Holds = Callable[[RunState, RunState], bool]
 
@@ -96,9 +96,8 @@ INVARIANTS: dict[str, Holds] = {
         or (after.mask_epoch, after.mask_digest) == (before.mask_epoch, before.mask_digest)
     ),
     "founders are set once.": lambda before, after: before.founders in ((), after.founders),
-    "rounds_done grows by one with each committed TRAIN step, and never otherwise.": (
-        _rounds_follow_training
-    ),
+    "rounds_done grows by one with each committed TRAIN step that counts as a round, "
+    "and never otherwise.": (_rounds_follow_training),
     "no counted upload belongs to a later step than the model's.": lambda _, after: all(
         step <= after.model_step for step, _digest in after.counted.values()
     ),

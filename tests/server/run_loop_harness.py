@@ -9,8 +9,6 @@ from pathlib import Path
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId
 from ssfl.method.streams import Stream
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.loop.coordinator import Coordinator, build_coordinator
@@ -24,6 +22,8 @@ from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 
 SETTINGS = RunSettings(clients=2, rounds=2, sparsity="0.5", seed=5)

@@ -15,7 +15,6 @@ from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc.upload_service import UploadService
@@ -23,6 +22,7 @@ from ssfl.server.run import events
 from ssfl.server.run.state import Step
 from ssfl.server.storage.upload_files import PartialUpload, StoredValues
 from ssfl.server.uploads.receive import UploadReceiver
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 

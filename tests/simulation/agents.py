@@ -1,7 +1,6 @@
 """Simulated clients that follow the protocol and keep the same data on disk as real clients.
 
-They use the payload code of the real client. Their work is arithmetic that depends only on the
-client, the base and the round (model.py).
+They use the payload code and the memory of the real client. Their work is arithmetic (site.py).
 """
 
 import asyncio
@@ -9,16 +8,25 @@ import hashlib
 import random
 import zlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from simulation.checker import Checker, Made
-from simulation.model import correct_of, initial_values, manifest_json, scores_of, update_of
+from simulation.model import correct_of, initial_values, manifest_json, scores_of
 from simulation.network import Call, Failed
-from ssfl.client.coding import ENCODINGS, write_dense, write_update
+from simulation.site import (
+    MEMORY,
+    Answer,
+    Site,
+    honest_reply,
+    payload_of,
+    places_of,
+    request_of,
+    update_header,
+)
+from ssfl.client.coding import write_dense, write_reply
 from ssfl.client.connection import Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Resync, Unavailable, translate
@@ -26,6 +34,7 @@ from ssfl.client.held_model import HeldModel
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
+from ssfl.strategies.registry import identity, strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
@@ -33,40 +42,6 @@ Vector = npt.NDArray[np.float32]
 SILENCE_S, UNARY_S, PROGRESS_S = 45.0, 30.0, 10.0
 CHUNK_BYTES = 64
 ACCEPTED = (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED)
-
-
-@dataclass
-class Answer:
-    """Finished work that waits for its receipt."""
-
-    kind: str  # "scores" or "values"
-    step: int
-    header: bytes
-    payload: bytes
-
-
-@dataclass
-class Site:
-    """The data of a client that survives a crash."""
-
-    name: str
-    num_samples: int
-    host: str
-    knows_references: bool
-    answer: Answer | None = None
-    sent: list[Answer] = field(default_factory=list)  # for a repetition
-    has_final_model: bool = False
-    callers: list[pb.Caller] = field(default_factory=list)  # of all its sessions
-
-    @property
-    def token(self) -> bytes:
-        return hashlib.sha256(self.name.encode()).digest()[:16]
-
-    @property
-    def encodings(self) -> list[Any]:
-        without = ("ENCODING_SCORES",)
-        all_of_them = [one for one in ENCODINGS if one not in without]
-        return all_of_them if self.knows_references else [1, 2, 3, 4]
 
 
 class Around(Protocol):
@@ -102,6 +77,7 @@ class Agent:
         self._held = HeldModel(self._manifest, self._initial, _no_own_mask)
         self._downloads = Downloads(Watchdog(SILENCE_S), self._manifest)
         self._granted = False
+        self._keeps = strategy_for(world.settings).has_client_half  # something between steps
 
     async def run(self) -> None:
         """Take part until the final model is received."""
@@ -178,6 +154,7 @@ class Agent:
             num_samples=self.site.num_samples,
             manifest_digest=manifest_digest,
             encodings=self.site.encodings,
+            strategy=identity(self.world.settings) if manifest_digest else "",
         )
         response: pb.JoinResponse = await self._unary("Join", request)
         count = self.world.session_count(self.site.name, response.session)
@@ -200,12 +177,25 @@ class Agent:
             finally:
                 call.cancel()
             self._pause_s = 0.5
+            self._settle(download.task)
             kind = str(download.task.WhichOneof("work"))
             self.world.say(self.site.name, f"is asked to {kind}, step {download.task.step}")
             if kind == "finish":
                 await self._finish(download)
                 return
             await getattr(self, f"_{kind}")(download)
+
+    def _settle(self, task: pb.Task) -> None:
+        if self._keeps:
+            assert task.HasField("counted_step") or task.WhichOneof("work") == "initialize"
+            self.site.memory.settle(task.step, task.counted_step)
+
+    def _recall(self, step: int, round_number: int) -> Vector:
+        """Return what the client keeps, for a step."""
+        kept = self.site.memory.load(self._run_id, round_number).get(MEMORY)
+        assert not isinstance(kept, Mask)
+        self._checker.remembers(self.site.name, step, kept)
+        return np.zeros(self._manifest.size, dtype=np.float32) if kept is None else kept
 
     def _question(self) -> pb.NextTaskRequest:
         return pb.NextTaskRequest(
@@ -247,6 +237,7 @@ class Agent:
         try:
             outcome = await self.upload(method, request, answer.payload, granted=granted)
         except Resync:
+            self.site.memory.discard()
             self.site.answer = None
             raise
         finally:
@@ -254,8 +245,9 @@ class Agent:
         word = transfer_pb2.Outcome.Name(outcome)
         self.world.say(self.site.name, f"has a receipt for step {answer.step}: {word}")
         if outcome in ACCEPTED:
-            digest = hashlib.sha256(answer.payload).hexdigest()
-            self._checker.acknowledged(self.site.name, answer.step, digest, word)
+            self._checker.acknowledged(self.site.name, answer.step, answer.digest, word)
+        else:
+            self.site.memory.discard()
         self.site.sent.append(answer)
         self.site.answer = None
 
@@ -274,10 +266,6 @@ class Agent:
                 if response.step_closed:
                     return False
         return True
-
-    def _made(self, work: str, digest: str, number: int, values: Vector, coded: bytes) -> None:
-        made = Made(self.site.name, work, digest, number, values)
-        self._checker.made[self.site.name, hashlib.sha256(coded).hexdigest()] = made
 
     async def _initialize(self, _download: Download) -> None:
         header = pb.InitialModel(
@@ -303,7 +291,6 @@ class Agent:
         scores = scores_of(self.site.name, digest)
         assert scores.size == whole.size - self._manifest.num_unmasked
         data = scores.astype("<f4").tobytes()
-        self._made("score", digest, 0, scores, data)
         report = saliency_pb2.SaliencyReport(
             manifest_digest=work.manifest_digest,
             initial_digest=work.initial_digest,
@@ -311,12 +298,15 @@ class Agent:
             num_samples=self.site.num_samples,
             scores=payload_of(data, transfer_pb2.ENCODING_DENSE),
         )
-        self.site.answer = Answer("scores", step, report.SerializeToString(), data)
+        self._keep(
+            Answer("scores", step, report.SerializeToString(), data),
+            Made(self.site.name, "score", digest, 0, scores),
+        )
 
     async def _train(self, download: Download) -> None:
         work, step = download.task.train, download.task.step
-        mask, base = self._held.mask_and_base(download, work)
-        digest = work.base_digest.hex()
+        received = self._held.received(download, work)
+        mask, digest = received.mask, work.base_digest.hex()
         self._told(step, "train", (mask.digest.hex(), digest))
         self.asked = download.task
         if self.before_training is not None:
@@ -324,13 +314,28 @@ class Agent:
             await confused()
         if not await self._busy(step):
             return
-        values = update_of(self.site.name, base, digest, work.round_number)
-        coded = write_update(values, base, work, self.world.settings, self.site.name, None)
-        data = bytes(coded.data)
-        self._made("train", digest, work.round_number, values, data)
-        header = update_header(work, step, self.site.num_samples, coded.payload)
-        self.site.answer = Answer("values", step, header.SerializeToString(), data)
+        before = self._recall(step, work.round_number) if self._keeps else None
+        reply, memory = honest_reply(self.site.name, received, digest, before)
+        coded = write_reply(
+            reply, received, work, self.world.settings, self._manifest, self.site.name, None
+        )
+        header = update_header(work, step, self.site.num_samples)
+        header.MergeFrom(coded.header)
+        answer = Answer("values", step, header.SerializeToString(), bytes(coded.data))
+        if memory is not None:
+            self.site.memory.save_next(self._run_id, step, work.round_number, {MEMORY: memory})
+        kept = tuple(places_of(reply.bits)) if reply.bits else None
+        values = reply.trained.values
+        self._keep(
+            answer,
+            Made(self.site.name, "train", digest, work.round_number, values, True, kept, memory),
+        )
         self._granted = work.upload_granted
+
+    def _keep(self, answer: Answer, made: Made) -> None:
+        """Store a finished result until it is acknowledged."""
+        self._checker.made[self.site.name, answer.digest] = made
+        self.site.answer = answer
 
     async def _evaluate(self, download: Download) -> None:
         work, step = download.task.evaluate, download.task.step
@@ -345,6 +350,8 @@ class Agent:
         digest = work.base_digest.hex()
         self._told(step, kind, (mask.digest.hex(), digest))
         assert base.size
+        if self._keeps and kind == "personalize":
+            self._recall(step, work.rounds_done)
         if not await self._busy(step):
             return
         correct = correct_of(self.site.name, digest)
@@ -377,36 +384,6 @@ class Agent:
         except Unavailable:
             return
         self._checker.left(self.site.name)
-
-
-def request_of(answer: Answer, caller: pb.Caller) -> tuple[str, Any]:
-    """Return the method and the first request of an upload."""
-    if answer.kind == "scores":
-        report = saliency_pb2.SaliencyReport.FromString(answer.header)
-        return "ReportSaliency", pb.ReportSaliencyRequest(caller=caller, header=report)
-    update = update_pb2.SparseUpdate.FromString(answer.header)
-    return "SendUpdate", pb.SendUpdateRequest(caller=caller, header=update)
-
-
-def update_header(
-    work: pb.TrainTask, step: int, num_samples: int, payload: transfer_pb2.Payload
-) -> update_pb2.SparseUpdate:
-    return update_pb2.SparseUpdate(
-        mask_digest=work.mask.mask_digest,
-        mask_epoch=work.mask.mask_epoch,
-        base_digest=work.base_digest,
-        step=step,
-        round_number=work.round_number,
-        attempt=work.attempt,
-        num_samples=num_samples,
-        values=payload,
-        training_loss=1.0,
-    )
-
-
-def payload_of(data: bytes, encoding: Any) -> transfer_pb2.Payload:
-    digest = hashlib.sha256(data).digest()
-    return transfer_pb2.Payload(encoding=encoding, num_bytes=len(data), digest=digest)
 
 
 def _no_own_mask() -> Mask:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulation.model import Model, initial_values
+from simulation.model import DENSE, MASKED, Model, initial_values
 from ssfl.method.settings import RunSettings
 
 Vector = npt.NDArray[np.float32]
@@ -37,6 +37,8 @@ class Made:
     round_number: int
     values: Vector
     is_sound: bool = True  # False: it must never count
+    kept: tuple[int, ...] | None = None  # the mask of its own
+    memory: Vector | None = None  # what the client keeps if this counts
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Step:
     round_number: int
     weights: dict[str, int]
     equal_weights: bool
+    task: str = ""
     uploads: dict[str, str] = field(default_factory=dict)  # client -> digest
     closed: list[str] | None = None
 
@@ -72,9 +75,10 @@ class Checker:
         self._settings = settings
         self.model = Model(
             initial_values(sent=sent),
-            sparse=settings.strategy == "ssfl" and not settings.warmup_rounds,
+            sparse=settings.strategy in ("ssfl", "ditto") and not settings.warmup_rounds,
             sparsity=settings.sparsity,
             keep=settings.deactivated == "keep",
+            moves=settings.strategy == "feddst",
         )
         self.facts: list[bytes] = []  # synced records
         self.made: dict[tuple[str, str], Made] = {}  # by client and digest
@@ -92,6 +96,7 @@ class Checker:
         self._history: dict[int, Step] = {}
         self._void: set[int] = set()
         self._promised: dict[int, set[tuple[str, str]]] = defaultdict(set)
+        self._memory: dict[str, Vector] = {}  # of each client, after its newest step that counted
 
     # -- the journal
 
@@ -145,8 +150,9 @@ class Checker:
         _must(fact["round_number"] == self.rounds_done, "a round was skipped or undone")
         weights = dict.fromkeys(fact["cohort"], 1) if fact["equal_weights"] else fact["cohort"]
         self._step = Step(
-            fact["step"], fact["work"], fact["round_number"], dict(weights), fact["equal_weights"]
-        )
+            fact["step"], fact["work"], fact["round_number"], dict(weights), fact["equal_weights"],
+            fact.get("task", ""),
+        )  # fmt: skip
         self._history[fact["step"]] = self._step
         self._last_step = fact["step"]
 
@@ -189,8 +195,14 @@ class Checker:
         _must(step.closed is not None, "a step was committed before it was closed")
         assert step.closed is not None
         if step.work in ("score", "train"):
-            vectors = {client: self._counted(step, client) for client in step.closed}
-            (self.model.score if step.work == "score" else self.model.train)(vectors, step.weights)
+            made = {client: self._counted(step, client) for client in step.closed}
+            if step.task:
+                self.model.move({c: _by_place(one) for c, one in made.items()}, step.weights)
+            else:
+                vectors = {client: one.values for client, one in made.items()}
+                apply = self.model.score if step.work == "score" else self.model.train
+                apply(vectors, step.weights)
+            self._memory |= {c: one.memory for c, one in made.items() if one.memory is not None}
         if step.work == "train":
             self.rounds_done += 1
         now = (self.model.epoch, self.model.mask_digest, self.model.base_digest)
@@ -216,7 +228,7 @@ class Checker:
         assert self._step is not None
         return self._step
 
-    def _counted(self, step: Step, client: str) -> Vector:
+    def _counted(self, step: Step, client: str) -> Made:
         """Return the result behind a client's upload, which must be for this step."""
         made = self.made.get((client, step.uploads[client]))
         _must(made is not None, f"{client} never sent what was counted for it")
@@ -229,7 +241,7 @@ class Checker:
         _must(made.base_digest == base, f"{client} counted with a stale base")
         if step.work == "train":
             _must(made.round_number == step.round_number, f"{client} counted with a stale round")
-        return made.values
+        return made
 
     # -- replies to clients
 
@@ -278,6 +290,14 @@ class Checker:
                 now = (now[0], _scored(self.model))
             _must(digests == now, f"{client} got another model than that of step {step}")
 
+    def remembers(self, client: str, step: int, memory: Vector | None) -> None:
+        """A client begins a step with its memory, which must come from steps that counted."""
+        if self._step is None or self._step.number != step:
+            return  # an old task, in transit when the step ended
+        known = self._memory.get(client)
+        same = known is memory if known is None or memory is None else np.array_equal(known, memory)
+        _must(same, f"{client} begins step {step} with a memory that is not of its counted steps")
+
     def finished(self, client: str, values: Vector) -> None:
         """A client has the final model."""
         _must(self.is_finished, f"{client} got a final model before the end")
@@ -292,6 +312,13 @@ class Checker:
             if number not in self._void and step.closed is not None:
                 counted = {(client, step.uploads[client]) for client in step.closed}
                 _must(promised <= counted, f"step {number}: an acknowledged upload does not count")
+
+
+def _by_place(made: Made) -> dict[int, float]:
+    """Return the values of an update that came with a mask of its own, by place."""
+    _must(made.kept is not None, f"{made.client} counted without a mask of its own")
+    places = [*(made.kept or ()), *range(MASKED, MASKED + DENSE)]
+    return dict(zip(places, map(float, made.values), strict=True))
 
 
 def _scored(model: Model) -> str:

@@ -4,8 +4,9 @@ import hashlib
 
 import numpy as np
 
-from simulation.agents import ACCEPTED, Agent, request_of
+from simulation.agents import ACCEPTED, Agent
 from simulation.checker import Made
+from simulation.site import Answer, request_of
 from ssfl.client.errors import CallError
 from ssfl.v1 import transfer_pb2
 
@@ -28,7 +29,8 @@ async def mischief(agent: Agent, kind: str) -> None:
         request.header.round_number = agent.asked.train.round_number
         request.header.attempt = agent.asked.train.attempt
     elif kind in ("other bytes", "not a number"):
-        if answer.kind != "values" or request.header.values.encoding != 1:
+        plain = answer.kind == "values" and request.header.values.encoding == 1
+        if not plain or request.header.HasField("own_mask"):
             return
         bad = np.frombuffer(payload, dtype="<f4").copy()
         bad[0] = np.nan if kind == "not a number" else bad[0] + 1
@@ -46,6 +48,5 @@ async def mischief(agent: Agent, kind: str) -> None:
     word = transfer_pb2.Outcome.Name(outcome)
     world.say(agent.site.name, f"has a receipt for the repetition: {word}")
     if outcome in ACCEPTED:
-        digest = hashlib.sha256(payload)
-        step = request.header.step
-        world.checker.acknowledged(agent.site.name, step, digest.hexdigest(), word)
+        sent = Answer(answer.kind, 0, request.header.SerializeToString(), payload)
+        world.checker.acknowledged(agent.site.name, request.header.step, sent.digest, word)

@@ -22,7 +22,8 @@ from typing import Any
 
 import grpc
 
-from simulation.agents import Agent, Site
+from failpoint_names import MEMORY_POINTS
+from simulation.agents import Agent
 from simulation.checker import Checker, Violation
 from simulation.disk import Disk
 from simulation.fault_choice import DISK_S, Fate
@@ -30,8 +31,8 @@ from simulation.loop import CURRENT, START_S, Crash, Process, VirtualLoop, pause
 from simulation.network import NETWORK_S, UPLOADS, Call, Failed, Handlers, Network
 from simulation.operators import Operator
 from simulation.plan import Plan
+from simulation.site import Site
 from ssfl.durable import failpoints
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server import main
 from ssfl.server.config import CoordinatorConfig
 from ssfl.server.errors import Fenced
@@ -45,10 +46,13 @@ from ssfl.server.rpc.listen import service_for
 from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.storage.disk_full import DiskSpaceWaiter, is_full
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import coordinator_pb2 as pb
 
 SHM = Path("/dev/shm")  # memory file system, if the machine has one
 MAX_STRIKES = 6  # in addition to the planned one
+CLIENT_CHANCE = 0.1  # of a crash of a client when it stores or promotes what it keeps
+COORDINATOR = "coordinator"  # the name of its process
 # Failpoints of a full disk: before a write, during it, or on sync.
 NEEDS_ROOM = (".append", ".torn", ".written", "spool.chunk", "spool.chunk-written", ".verified")
 
@@ -146,9 +150,7 @@ class World:
         self.coordinator: Process | None = None
         self.is_rivalled = asyncio.Event()  # a second coordinator starts
         self._files: tuple[Any, ...] = ()  # open files of the coordinator
-        self.sites = [
-            Site(one.name, one.num_samples, one.host, one.knows_references) for one in plan.clients
-        ]
+        self.sites = [Site.of(one, folder / "clients") for one in plan.clients]
         self.agents: dict[str, tuple[Agent, Process]] = {}
         self.rivals: list[Process] = []
         self._answered: dict[str, int] = {}  # the newest session that a client was given
@@ -193,13 +195,16 @@ class World:
 
     def synced(self, descriptor: int) -> None:
         process = CURRENT.get()
-        if process is not None and process.alive:
+        if process is not None and process.alive and process.name == COORDINATOR:
             self._disk.synced(descriptor)
 
     def passes(self, name: str) -> None:
         """Pass a failpoint; the process may be killed here."""
         process = CURRENT.get()
         if process is None or not process.alive:
+            return
+        if process.name != COORDINATOR:
+            self._client_passes(process, name)
             return
         self.passed[name] += 1
         if name == "journal.synced":
@@ -213,6 +218,16 @@ class World:
         if aimed or (chance and self.rng.random() < chance):
             self.strikes[name] += 1
             self.kill_coordinator(f"dies at {name}")
+            raise Crash(name)
+
+    def _client_passes(self, process: Process, name: str) -> None:
+        """Pass a failpoint of what a client keeps; the client may be killed here."""
+        if name in MEMORY_POINTS and not self.is_calm and self.rng.random() < CLIENT_CHANCE:
+            self.say(process.name, f"dies at {name}")
+            self.strikes[name] += 1
+            (site,) = (site for site in self.sites if site.name == process.name)
+            self.kill_client(site.name)
+            self.loop.call_later(self.rng.uniform(0.1, 20), self.start_client, site)
             raise Crash(name)
 
     def _look(self) -> None:
@@ -268,7 +283,7 @@ class World:
     async def _coordinator_lives(self) -> None:
         """Start the coordinator, and restart it whenever it dies."""
         for number in range(1, 1000):
-            process = self.coordinator = Process("coordinator", self._disk_delay)
+            process = self.coordinator = Process(COORDINATOR, self._disk_delay)
             process.may_pause = self.is_full
             serving = process.spawn(self._serve(process))
             await self._ends_or_is_rivalled(serving, process)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
+OwnUpdate = Mapping[int, float]  # by place, of a client with a mask of its own
 
 GRID = (
     2**36
@@ -90,12 +91,17 @@ def mean(vectors: Mapping[str, Vector], weights: Mapping[str, int]) -> Vector:
 class Model:
     """The model of a run, updated by each commit."""
 
-    def __init__(self, initial: Vector, *, sparse: bool, sparsity: str, keep: bool) -> None:
+    def __init__(
+        self, initial: Vector, *, sparse: bool, sparsity: str, keep: bool, moves: bool = False
+    ) -> None:
+        """`sparse`: a mask is chosen by scores; `moves`: the largest weights are the first mask."""
         self._initial = self._resting = initial
         self._sparsity, self._keep = sparsity, keep
         self.epoch = 0 if sparse else 1
         self.kept: list[int] = [] if sparse else list(range(MASKED))
         self.values: Vector | None = None if sparse else initial
+        if moves:
+            self._keep_largest({i: float(initial[i]) for i in range(initial.size)})
 
     @property
     def whole(self) -> Vector:
@@ -128,6 +134,25 @@ class Model:
         """Apply the mean of the updates."""
         self.values = mean(updates, weights)
 
+    def move(self, updates: Mapping[str, "OwnUpdate"], weights: Mapping[str, int]) -> None:
+        """Move the mask to the largest means, each over the clients that hold the weight."""
+        before, means = self.kept, dict[int, float]()
+        for i in range(MASKED + DENSE):
+            held = {client: one[i] for client, one in updates.items() if i in one}
+            if held:
+                column = {client: np.array([x], dtype=np.float32) for client, x in held.items()}
+                means[i] = float(mean(column, weights)[0])
+        self._keep_largest(means)
+        self.epoch += self.kept != before
+
+    def _keep_largest(self, weights: Mapping[int, float]) -> None:
+        """Keep the largest magnitudes; of equal ones the first, as many as the sparsity says."""
+        held = [i for i in weights if i < MASKED]
+        order = sorted(held, key=lambda i: (-abs(weights[i]), i))
+        self.kept = sorted(order[: kept_at(self._sparsity)])
+        places = [*self.kept, *range(MASKED, MASKED + DENSE)]
+        self.values = np.array([weights[i] for i in places], dtype=np.float32)
+
 
 def _stream(*parts: object) -> np.random.Generator:
     seed = hashlib.sha256(repr(parts).encode()).digest()
@@ -144,6 +169,20 @@ def update_of(client: str, base: Vector, base_digest: str, round_number: int) ->
     change = _stream(client, base_digest, round_number).integers(-512, 512, base.size)
     trained: Vector = base + change.astype(np.float32) / np.float32(1024)
     return trained
+
+
+def memory_after(client: str, memory: Vector, base_digest: str, round_number: int) -> Vector:
+    """Return what a client keeps after a round: a few integers."""
+    drawn = _stream("memory", client, base_digest, round_number).integers(0, 512, memory.size)
+    return (memory + drawn.astype(np.float32)) % np.float32(512)
+
+
+def own_mask_of(client: str, kept: Sequence[int], base_digest: str) -> list[int]:
+    """Return the mask that a client chooses: a quarter of its weights move."""
+    stream, others = _stream("mask", client, base_digest), sorted({*range(MASKED)} - {*kept})
+    count = min(len(others), -(-len(kept) // 4))
+    stay = stream.permutation(kept)[count:]
+    return sorted([*stay.tolist(), *stream.permutation(others)[:count].tolist()])
 
 
 def correct_of(client: str, base_digest: str) -> int:

@@ -4,11 +4,12 @@ Each seed targets one failpoint, in turn, so that a range of seeds hits all of t
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from failpoint_names import COORDINATOR_POINTS, REFRESH_POINTS
 from ssfl.method.settings import RunSettings
+from ssfl.strategies.registry import check_settings
 
 POINTS = (*COORDINATOR_POINTS, *REFRESH_POINTS)
 # Failpoints passed about once per run; others may also be hit at a later passage.
@@ -43,6 +44,8 @@ KINDS = {
     "not a number": 3,
 }
 PAUSED = 0.3  # share of runs that their operator pauses
+KEEPING, MOVING = 0.25, 0.2  # shares of sparse runs whose clients keep memory, or move the mask
+VOIDING = 0.6  # share of the former that need every client soon, so that many steps are void
 
 
 @dataclass(frozen=True)
@@ -154,5 +157,23 @@ def _settings(rng: random.Random, seed: int, num_clients: int, *, renews: bool) 
         seed=seed,
         **of_the_mask,
     )
-    settings.validate()
+    settings = _with_strategy(settings, num_clients, random.Random(f"strategy {seed}"))
+    check_settings(settings)
+    return settings
+
+
+def _with_strategy(settings: RunSettings, num_clients: int, rng: random.Random) -> RunSettings:
+    """Return the settings, some with a strategy whose clients keep memory or move the mask."""
+    drawn = rng.random()
+    if settings.strategy == "ssfl" and drawn < KEEPING:
+        if rng.random() < VOIDING:
+            settings = replace(
+                settings, reproducible=False, clients=num_clients, min_clients=num_clients,
+                clients_per_round=0, round_deadline_s=20.0,
+            )  # fmt: skip
+        return replace(settings, strategy="ditto")
+    if settings.strategy == "ssfl" and not settings.refreshes and drawn < KEEPING + MOVING:
+        own = {"every": rng.choice([1, 1, 2]), "until_round": settings.rounds, "alpha": 0.25}
+        options = ",".join(f"feddst.{name}={value}" for name, value in own.items())
+        return replace(settings, strategy="feddst", strategy_options=options, warmup_rounds=0)
     return settings

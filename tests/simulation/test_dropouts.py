@@ -13,12 +13,12 @@ from functools import partial
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.loop.presence import LOST_AFTER_S
 from ssfl.server.run import events, facts
 from ssfl.server.run.events import Event
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState
+from ssfl.strategies.contract import ClientId
 
 CLIENTS, GOAL, ROUNDS = 100, 10, 200
 DEADLINE_S = 600.0

@@ -13,22 +13,31 @@ from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning.load_task import load_task
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run.state import Step
 from ssfl.simulator.batched_executor import PooledExecutor, StackedExecutor, fast_executor
 from ssfl.simulator.executors import ExactExecutor
 from ssfl.simulator.federation import MakeExecutor, SimulatedFederation
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import strategy_for
 from ssfl.study.data import DataSpec, build_shards
 
 SMALL = RunSettings(
     model="cnn-small", rounds=3, clients=6, clients_per_round=4, local_steps=3, learning_rate=0.05,
     sparsity="0.8", reproducible=True, evaluate_every=1, personalize_epochs=1, seed=3,
+    scoring_batches=2,
 )  # fmt: skip
+
+
+# Strategies whose client halves train in one batch.
+IMAGES = {"augment": "crop-flip", "normalize": "0.3/0.4"}
+EPOCHS = {"local_steps": 0, "local_epochs": 2, "batch_size": 16, "rounds": 2}
+STACKED = ("ditto", "fedprox", "scaffold", "topk-weights", "topk-updates", "feddst", "sub-fedavg",
+           "flash-jmwst", "flash-spdst")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def shards() -> dict[str, Shard]:
-    return build_shards(DataSpec(clients=6, validation=0.2), seed=3)
+    return build_shards(DataSpec(clients=6, validation=0.2, samples_per_client=60), seed=3)
 
 
 def run(
@@ -67,12 +76,17 @@ def accuracies(document: Mapping[str, Any]) -> Iterator[float]:
     [
         {},
         {"strategy": "fedavg", "momentum": 0.5},
-        {"criterion": "client-random", "sparsity": "0.5", "personalize_epochs": 0},
+        {"criterion": "client-random", "sparsity": "0.5"},
         {"refresh_every": 1, "scoring_point": "masked"},
         {"warmup_rounds": 1, "local_schedule": "cosine", "clip_norm": 1.0},
+        {"strategy": "sparsyfed", "rounds": 2},
+        IMAGES | {"scoring_augment": True},
+        IMAGES | {"strategy": "feddst", **EPOCHS},  # trains some epochs of a round at a time
+        *({"strategy": name, **EPOCHS} for name in STACKED),
     ],
-    ids=["ssfl", "dense", "own masks", "refresh", "warm-up"],
-)
+    ids=["ssfl", "dense", "own masks", "refresh", "warm-up", "other weights are tested",
+         "augmented and normalized", "augmented by parts of rounds", *STACKED],
+)  # fmt: skip
 def test_stacked_clients_agree_with_exact_ones(
     shards: dict[str, Shard], change: dict[str, Any]
 ) -> None:
@@ -91,6 +105,22 @@ def test_stacked_clients_agree_with_exact_ones(
         np.testing.assert_allclose(fast.model.values, exact.model.values, atol=1e-4)
         assert_sent_alike(ours["ledger"], theirs["ledger"])
     np.testing.assert_allclose(list(accuracies(ours)), list(accuracies(theirs)), atol=0.05)
+
+
+@pytest.mark.parametrize("strategy", ["sparsyfed", "fedpm"])
+def test_stacked_clients_test_plain_weights(shards: dict[str, Shard], strategy: str) -> None:
+    settings = replace(SMALL, strategy=strategy)
+    clients = {ClientId(name): shard for name, shard in shards.items()}
+    exact, fast = (
+        make(load_task("image"), clients, settings) for make in (ExactExecutor, fast_executor)
+    )
+    assert isinstance(fast, StackedExecutor)
+    model = strategy_for(settings).begin(exact.model.manifest, exact.model.initial)
+    ours, theirs = (
+        [one.evaluation.loss_sum for one in executor.evaluate(list(clients), model)]
+        for executor in (fast, exact)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_pooled_clients_of_larger_networks_agree_with_exact_ones(shards: dict[str, Shard]) -> None:
@@ -116,11 +146,11 @@ def test_each_mode_counts_the_bytes_of_its_own_encoded_values(
 
         encoded = 0
 
-        def _decoded(self, client: ClientId, model: ModelState, coded: Any, step: Step) -> Any:
-            values, *rest = super()._decoded(client, model, coded, step)
-            if step.work is Work.TRAIN:
-                self.encoded += len(blocks.encode(reference.CODE, values, model.values))
-            return (values, *rest)
+        def _accept_update(self, accepted: Any, model: ModelState, coded: Any, step: Step) -> Any:
+            accepted = super()._accept_update(accepted, model, coded, step)
+            values = self._received[accepted.client].values
+            self.encoded += len(blocks.encode(reference.CODE, values, model.values))
+            return accepted
 
     federation = Encoding(load_task("image"), shards, SMALL, make_executor=make_executor)
     while federation.next_work is not None:
@@ -170,6 +200,21 @@ def assert_sent_alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) 
 def test_a_single_core_gets_no_pool(shards: dict[str, Shard]) -> None:
     executor = fast_executor(load_task("image"), shards, replace(SMALL, model="resnet20", width=4))  # type: ignore[arg-type]
     assert isinstance(executor, ExactExecutor)
+
+
+def test_other_optimizers_than_sgd_run_client_by_client(shards: dict[str, Shard]) -> None:
+    settings = replace(
+        SMALL, optimizer="AdamW", learning_rate=0.01, lr_schedule="cosine", rounds=2,
+        personalize_epochs=0,
+    )  # fmt: skip
+    executor = fast_executor(load_task("image"), shards, settings)  # type: ignore[arg-type]
+    assert isinstance(executor, ExactExecutor)
+    first, second = (run(shards, settings, each) for each in (ExactExecutor, fast_executor))
+    assert first.model.values is not None and second.model.values is not None
+    np.testing.assert_allclose(first.model.values, second.model.values, atol=1e-3)
+    plain = run(shards, replace(settings, optimizer="sgd"), ExactExecutor)
+    assert plain.model.values is not None
+    assert np.abs(first.model.whole - plain.model.whole).max() > 0.01
 
 
 def test_late_clients_with_new_labels_refresh_the_mask() -> None:

@@ -11,6 +11,11 @@ from ssfl.study.charts.accuracy import (
     partition_picture,
     sparsity_picture,
 )
+from ssfl.study.charts.clients import (
+    class_mix_picture,
+    client_weights_picture,
+    scatter_picture,
+)
 from ssfl.study.charts.masks import layer_density_picture, mask_error_picture
 from ssfl.study.charts.runs import client_accuracy_picture, ood_picture
 from ssfl.study.charts.style import LOOKS, band, in_usual_order, interval_text, looks, percent
@@ -47,6 +52,16 @@ RESULTS: dict[Callable[[Mapping[str, Any], Path], None], dict[str, Any]] = {
             {"label": "not measured", "values": []},
         ]
     },
+    class_mix_picture: {
+        "panels": {
+            "best": [{"name": "a", "counts": [3, 0, 7], "accuracy": 0.9}],
+            "random": [{"name": "b", "counts": [1] * 12}, {"name": "c", "counts": [0] * 12}],
+        }
+    },
+    client_weights_picture: {
+        "clients": [{"name": f"{n}", "weight": 0.1 * n, "accuracy": 0.5} for n in range(4)]
+    },
+    scatter_picture: {"points": [[1e-6, 1e-3, 0.0], [1e-5, 1e-2, 1.0]], "axes": ["x", "y"]},
     ood_picture: {
         "arrival": 1,
         "panels": {

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from datasets.published.cifar_files import cifar_files, write_files
 from ssfl.datasets.errors import PartitionError, SourceError
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.shards.options import Cut
@@ -14,6 +15,7 @@ from ssfl.method.errors import SettingsError
 from ssfl.study.data import (
     BENCHMARK_S,
     DataSpec,
+    _read,
     arrivals,
     available,
     build_shards,
@@ -172,6 +174,17 @@ def test_a_missing_source_is_refused_with_the_remedy(
     assert first_available("cifar100", str(tmp_path / "none"), "digits") == "digits"
     with pytest.raises(SourceError, match="cifar100 not found"):
         first_available("cifar100")
+
+
+def test_a_known_data_set_is_found_in_data_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ssfl.study.data._read", _read.__wrapped__)  # without its cache
+    assert not available("cifar100")
+    write_files(tmp_path / "data" / "cifar100", cifar_files("cifar100", "binary"))
+    assert available("cifar100")
 
 
 @pytest.mark.skipif(not available("fashion-mnist"), reason="needs Fashion-MNIST")

@@ -14,7 +14,7 @@ from ssfl.method.settings import RunSettings
 from ssfl.study.data import DataSpec
 from ssfl.study.errors import StudyError
 from ssfl.study.one_run import run_one
-from ssfl.study.run_spec import STUDY_SETTINGS, RunSpec, _code_digest
+from ssfl.study.run_spec import STUDY_SETTINGS, RunSpec, code_digest
 
 BASE = RunSpec("a", DataSpec(clients=4), {"rounds": 2})
 
@@ -68,9 +68,9 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     BASE.digest()  # imports all modules it needs
     with monkeypatch.context() as patch:
         patch.setattr("ssfl.__path__", [str(tmp_path)])
-        _code_digest.cache_clear()
+        code_digest.cache_clear()
         yield tmp_path
-    _code_digest.cache_clear()
+    code_digest.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_changed_code_changes_the_digest(code: Path, part: str) -> None:
     (code / part / "deep").mkdir(parents=True)
     for text in ("before = 1", "after = 2", "before = 1"):
         (code / part / "deep" / "some.py").write_text(text)
-        _code_digest.cache_clear()
+        code_digest.cache_clear()
         names.append(BASE.file_name())
     assert names[0] == names[2] != names[1]
     assert names[0].startswith("a-0-")
@@ -95,7 +95,7 @@ def test_the_digest_finds_the_code_of_ssfl() -> None:
     roots = {Path(root).resolve() for root in ssfl.__path__}
     for package in (ssfl.codec, ssfl.simulator):
         assert any(Path(root).resolve().parent in roots for root in package.__path__)
-    assert _code_digest() != hashlib.sha256().hexdigest()[:12], "some code is found"
+    assert code_digest() != hashlib.sha256().hexdigest()[:12], "some code is found"
 
 
 def test_a_folder_of_shards_is_read_by_the_task_and_its_content_changes_the_digest(

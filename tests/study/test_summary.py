@@ -50,7 +50,11 @@ def test_the_outcome_agrees_with_the_history(history: dict[str, Any]) -> None:
 def test_without_personal_models_personal_comes_from_the_last_round() -> None:
     history = {
         "rounds_done": 2, "model_digest": "", "ledger": [], "personal": None,
-        "rounds": [{"round": 0, "personal": 0.1}, {"round": 1, "personal": 0.3}],
+        "settings": {"clients": 2},
+        "rounds": [
+            {"round": number, "personal": accuracy, "ledger": [], "clients": []}
+            for number, accuracy in enumerate((0.1, 0.3))
+        ],
         "evaluations": [],
     }  # fmt: skip
     found = outcome_of(history)

@@ -170,6 +170,17 @@ def test_calls_of_a_replaced_session_are_aborted(raw: RawRun) -> None:
     raw.finish_honestly()
 
 
+def test_a_session_that_was_replaced_before_a_restart_is_aborted_after_it(raw: RawRun) -> None:
+    raw.training()
+    old = raw.ann.caller
+    raw.ann.join()
+    raw.restart()
+    for call in calls_of(raw.ann, old):
+        with refused(StatusCode.ABORTED, "session_ended", "ann"):
+            call()
+    raw.finish_honestly()
+
+
 def test_an_idle_call_ends_when_its_session_does(raw: RawRun) -> None:
     raw.ann.join()
     raw.bob.join()
@@ -196,6 +207,14 @@ def test_a_leave_call_needs_a_valid_reason(raw: RawRun) -> None:
         raw.ann.leave(pb.LEAVE_REASON_FINISHED)
     with refused(INVALID, "invalid_request", "reason"):
         raw.ann.leave(pb.LEAVE_REASON_UNSPECIFIED)
+    raw.finish_honestly()
+
+
+def test_progress_that_no_task_can_have_is_refused(raw: RawRun) -> None:
+    got = raw.training()
+    request = pb.ProgressRequest(caller=raw.ann.caller, step=got.task.step, steps_done=2**64 - 1)
+    with refused(INVALID, "invalid_request", "steps_done is 18446744073709551615"):
+        raw.ann.stub.Progress(request, timeout=TIMEOUT_S)
     raw.finish_honestly()
 
 

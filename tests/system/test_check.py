@@ -61,6 +61,6 @@ def test_a_check_in_the_middle_of_a_run_changes_nothing(
     assert set(grown) == {"control"}
     assert max(grown.values()) < 1 << 16, "the noise does not count as the run's bytes"
     for client_id in (SHARDS[0], "stranger"):
-        coordinator.says(f"{client_id} measured its wire: ")
+        coordinator.says(f"{client_id} measured its link: ")
     hold.release()
     assert finish(coordinator, clients).digest == undisturbed.digest

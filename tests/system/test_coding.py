@@ -1,6 +1,7 @@
 """Coded values between real processes: same digest, fewer bytes, hostile payloads refused."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,9 @@ def test_a_client_killed_in_a_lossy_run_restores_its_residual(
 ) -> None:
     coordinator, clients, hold = start(sites)
     clients.pop().kill()
-    residual = sites.folder / ".ssfl" / "clients" / SHARDS[-1] / "residual"
-    assert residual.stat().st_size > 32, "what its first update lost"
+    state_dir = sites.folder / ".ssfl" / "clients" / SHARDS[-1]
+    kept = json.loads((state_dir / "memory.json").read_text())["items"]
+    assert "coding residual" in kept, "what its first update lost"
     hold.release()
     clients.append(sites.client(SHARDS[-1], coordinator, f"--task={HELD_TASK}"))
     assert finish(coordinator, clients).digest == lossy.digest

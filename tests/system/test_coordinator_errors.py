@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,22 @@ def test_a_port_in_use_is_reported_with_the_remedy(programs: Programs) -> None:
         assert f"127.0.0.1:{first.port}" in second.err
         assert "choose another port with" in second.err
     assert first.running
+
+
+@pytest.mark.parametrize("port", ["--port", "--admin-port", "--metrics-port", "--status-port"])
+def test_a_start_without_its_port_creates_no_run_and_moves_none(
+    programs: Programs, port: str
+) -> None:
+    old = programs.folder / ".ssfl/coordinator/journal"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flag = f"{port}={taken.getsockname()[1]}"
+        first = programs.try_coordinator(flag)
+        assert first.ends() == ExitCode.PORT_IN_USE
+        assert f"choose another port with {port}, or" in first.err
+        assert not old.exists()
+        old.write_bytes(b"of an earlier run")
+        assert programs.try_coordinator(flag, "--fresh").ends() == ExitCode.PORT_IN_USE
+    assert old.read_bytes() == b"of an earlier run"
 
 
 def test_a_state_directory_serves_one_coordinator(programs: Programs) -> None:

@@ -5,6 +5,7 @@ The undisturbed run is the reference. Clients are blocked at a known gradient
 """
 
 import random
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssfl import api
 from ssfl.datasets.shards.shard_file import read_shard, write_shard
 from system.federation import (
     HELD_TASK,
@@ -203,3 +205,37 @@ def more_steps(coordinator: Coordinator, steps: int) -> Callable[[], bool]:
     return lambda: bool(
         len(coordinator.facts("StepStarted")) > steps or coordinator.facts("RunFinished")
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "in_round_1"),
+    [
+        ("ditto", "ditto.personal_epochs=2", 14),
+        ("sub-fedavg", "sub-fedavg.accuracy=0", 7),
+        ("topk-updates", "topk-updates.share=0.1", 7),
+    ],
+)
+def test_a_void_round_leaves_no_trace_in_the_memory_of_clients(
+    sites: Programs, shards: Path, strategy: str, options: str, in_round_1: int
+) -> None:
+    """Two clients have answered when the third leaves in a pause: the round is void."""
+    simulated = api.simulate(
+        api.read_shards(shards), strategy=strategy, strategy_options=options, local_epochs=2,
+        rounds=2, model="mlp", sparsity="0.9", seed=7, evaluate_every=0, scoring_batches=1,
+    )  # fmt: skip
+    coordinator, clients, _ = start(
+        sites, in_round_1, *RUN, f"--strategy={strategy}", f"--{options}", "--rounds=2",
+        "--local-steps=0", "--local-epochs=2",
+    )  # fmt: skip
+    clients.pop().signal(signal.SIGTERM)
+    coordinator.waits_for(SHARDS[-1], "left")
+    admin = f"--admin=localhost:{coordinator.admin_port}"
+    assert sites.run("ssfl", "pause", admin).ends() == 0
+    assert "to be tried again after the pause" in coordinator.says("step void")
+    clients.append(sites.client(SHARDS[-1], coordinator, TASK))
+    assert sites.run("ssfl", "resume", admin).ends() == 0
+    real = finish(coordinator, clients)
+    assert len(coordinator.facts("StepVoided")) == 1
+    assert real.digest == simulated.digest
+    personal = api.RunHistory.of(real.history).personal
+    assert personal.tolist() == simulated.history.personal.tolist()

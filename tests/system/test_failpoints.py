@@ -2,18 +2,30 @@
 
 One federation of light clients covers all failpoints of the coordinator: every start arms the next
 one, and the coordinator dies there. Scoring, rounds, evaluations, mask refreshes and the finish
-are all interrupted. A federation of real clients covers the failpoints of clients.
+are all interrupted. A federation of real clients covers the failpoints of clients. Strategies whose
+clients keep memory, or that have stages, lose the coordinator and all clients in every step.
 """
 
 import re
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from failpoint_names import CLIENT_POINTS, COORDINATOR_POINTS, KEEP_POINTS, REFRESH_POINTS
+from failpoint_names import (
+    CLIENT_POINTS,
+    COORDINATOR_POINTS,
+    KEEP_POINTS,
+    MEMORY_POINTS,
+    REFRESH_POINTS,
+)
+from ssfl import api
 from ssfl.v1 import transfer_pb2
 from system.federation import ROUNDS, SHARDS, FinishedRun
 from system.federation import RUN as REAL_RUN
@@ -112,7 +124,7 @@ def check_nothing_counts_twice(coordinator: Coordinator, light: LightRun) -> Non
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """A failpoint that kills a client, and whether its answer is complete by then."""
+    """A failpoint that kills a program, and whether a client's answer is complete by then."""
 
     point: str
     passage: int = 1  # answer.*: two files per answer; the second completes it
@@ -137,17 +149,16 @@ WALKS = {
 
 
 @dataclass
-class RestartedClient:
-    """A client that is killed at one failpoint after another and restarted each time."""
+class Restarted:
+    """A program that is killed at one failpoint after another and restarted each time."""
 
-    shard: str
+    name: str
     deaths: list[PlannedKill]
-    programs: Programs
-    coordinator: Coordinator
+    start: Callable[..., Program]
     lives: list[Program] = field(default_factory=list)
 
     def over(self) -> bool:
-        """Restart the client if it has ended; return True once it has exited with 0."""
+        """Restart the program if it has ended; return True once it has exited with 0."""
         if self.lives and self.lives[-1].running:
             return False
         died = len(self.lives)
@@ -157,12 +168,25 @@ class RestartedClient:
         if self.lives:
             code, point = self.lives[-1].process.returncode, self.deaths[died - 1].point
             assert code == -signal.SIGKILL, f"{point} was not struck:\n{self.lives[-1].err}"
+            self.died()
         trouble = {}
         if died < len(self.deaths):
             death = self.deaths[died]
             trouble = {"FAILPOINTS": f"{death.point}=kill@{death.passage}"}
-        self.lives.append(self.programs.client(self.shard, self.coordinator, **trouble))
+        self.lives.append(self.start(**trouble))
         return False
+
+    def died(self) -> None:
+        """Look at what the last life has left."""
+
+
+def all_end(programs: Sequence[Restarted]) -> None:
+    """Wait until every program has died at all its failpoints and then exited with 0."""
+    until(lambda: min([one.over() for one in programs]), "all programs end", 3 * DEADLINE_S)
+
+
+class RestartedClient(Restarted):
+    """A client that is killed."""
 
     def check(self) -> None:
         """Check that a new process first sends the complete answer and does not train again."""
@@ -173,7 +197,7 @@ class RestartedClient:
             if before and before.finished and before.point != "client.dropped":
                 assert not "".join(events[:1]).startswith("trained"), f"after {before}"
             trained = [event for event in events if event.startswith("trained")]
-            assert not done & set(trained), f"{self.shard} trained again after {before}"
+            assert not done & set(trained), f"{self.name} trained again after {before}"
             if death and not death.finished and death.point.startswith("answer"):
                 trained = trained[:-1]  # killed while it saved that answer
             done.update(trained)
@@ -188,9 +212,10 @@ def test_a_run_survives_a_kill_at_every_failpoint_of_a_client(
     assert sorted(walked) == sorted(CLIENT_POINTS), "a point is left out"
     coordinator = sites.coordinator(*REAL_RUN)
     clients = [
-        RestartedClient(shard, deaths, sites, coordinator) for shard, deaths in WALKS.items()
+        RestartedClient(shard, deaths, partial(sites.client, shard, coordinator))
+        for shard, deaths in WALKS.items()
     ]
-    until(lambda: min(map(RestartedClient.over, clients)), "all clients end", 3 * DEADLINE_S)
+    all_end(clients)
     assert coordinator.ends() == 0
     history = coordinator.history()
     assert history["model_digest"] == undisturbed.digest
@@ -200,3 +225,104 @@ def test_a_run_survives_a_kill_at_every_failpoint_of_a_client(
     uploads = Counter((fact["step"], fact["client"]) for fact in facts)
     assert set(uploads.values()) == {1}, "counted twice"
     assert coordinator.facts("StepVoided") == []
+
+
+class RestartedCoordinator(Restarted):
+    """A coordinator that is killed; `struck` has the steps that were open when it died."""
+
+    struck: set[int]
+
+    def died(self) -> None:
+        dead = self.lives[-1]
+        assert isinstance(dead, Coordinator)
+        self.struck.add(dead.facts("StepStarted")[-1]["step"])
+
+
+@dataclass(frozen=True)
+class KilledRun:
+    """A run whose coordinator and clients are killed in every step."""
+
+    strategy: str
+    options: str = ""
+    num_trainings: int = 2  # steps in which clients train
+    scores: bool = False  # clients score before
+    keeps: bool = True  # clients keep vectors or masks between their steps
+    is_personal: bool = False  # clients test models of their own after the last round
+    settings: dict[str, Any] = field(default_factory=dict)  # further ones
+
+    @property
+    def walks(self) -> dict[str, list[PlannedKill]]:
+        """The kills of each client: one in every training step, and in its other work.
+
+        A client that is killed before its answer is complete passes the failpoint once more.
+        """
+        count, again = self.num_trainings, self.num_trainings - 1
+        scored = [PlannedKill("client.scored")] * self.scores
+        tested = [PlannedKill("client.personalized")] * self.is_personal
+        trained = [PlannedKill("client.trained"), *[PlannedKill("client.trained", 2)] * again]
+        if not self.keeps:
+            saved, sent = PlannedKill("client.saved"), PlannedKill("client.receipt")
+            return dict(zip(SHARDS, (trained, [saved] * count, [sent] * count), strict=True))
+        put = [PlannedKill("client.remembered"), *[PlannedKill("client.remembered", 2)] * again]
+        settled = [PlannedKill("client.promoted")] * count
+        return dict(zip(SHARDS, ([*scored, *trained, *tested], put, settled), strict=True))
+
+    @property
+    def coordinator_deaths(self) -> list[PlannedKill]:
+        """A kill in every step before its result counts, and one after an upload of the last.
+
+        A step that was not committed is summed again, and passes the failpoint once more.
+        """
+        between = self.num_trainings + self.scores - 2
+        steps = [PlannedKill("sum.stored"), *[PlannedKill("sum.stored", 2)] * between,
+                 PlannedKill("ack.upload", 2), PlannedKill("sum.stored")]  # fmt: skip
+        tested = [PlannedKill("ack.evaluation", 2), PlannedKill("ack.evaluation", 3)]
+        return steps + tested[: 1 + self.is_personal]
+
+
+KILLED_RUNS = (
+    KilledRun("ditto", scores=True, is_personal=True),
+    KilledRun("scaffold", scores=True),
+    KilledRun("ssfl", scores=True, settings={"value_type": "int8", "downloads": "values"}),
+    KilledRun("sub-fedavg", "sub-fedavg.accuracy=0", is_personal=True),
+    KilledRun(
+        "flash-spdst", "flash-spdst.init_fraction=1,flash-spdst.init_epochs=2", 3, keeps=False,
+    ),
+    KilledRun("flash-jmwst", "flash-jmwst.init_fraction=1,flash-jmwst.init_epochs=2,"
+              "flash-jmwst.every=2", 3, keeps=False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("run", KILLED_RUNS, ids=lambda run: run.strategy)
+def test_memory_and_stage_survive_kills_in_every_step(
+    sites: Programs, shards: Path, run: KilledRun
+) -> None:
+    struck = {death.point for deaths in run.walks.values() for death in deaths}
+    assert not run.is_personal or set(MEMORY_POINTS) <= struck, "a point is left out"
+    undisturbed = api.simulate(
+        api.read_shards(shards), strategy=run.strategy, strategy_options=run.options,
+        local_epochs=3, rounds=2, model="mlp", sparsity="0.9", seed=7, evaluate_every=0,
+        scoring_batches=1, **run.settings,
+    )  # fmt: skip
+    options = [f"--{option}" for option in run.options.split(",") if option]
+    options += [f"--{name.replace('_', '-')}={value}" for name, value in run.settings.items()]
+    flags = [*REAL_RUN, f"--strategy={run.strategy}", *options, "--rounds=2", "--local-steps=0",
+             "--local-epochs=3"]  # fmt: skip
+    port = free_port()
+    coordinator = RestartedCoordinator(
+        "coordinator", run.coordinator_deaths, partial(sites.try_coordinator, *flags, port=port)
+    )
+    coordinator.struck = set()
+    clients = [
+        RestartedClient(shard, deaths, partial(sites.client, shard, f"localhost:{port}"))
+        for shard, deaths in run.walks.items()
+    ]
+    all_end([coordinator, *clients])
+    last = coordinator.lives[-1]
+    assert isinstance(last, Coordinator)
+    assert coordinator.struck == {fact["step"] for fact in last.facts("StepStarted")}
+    assert last.facts("StepVoided") == []
+    history = last.history()
+    assert history["model_digest"] == undisturbed.digest
+    personal = api.RunHistory.of(history).personal
+    assert personal.tolist() == undisturbed.history.personal.tolist(), "as if nothing had happened"

@@ -4,6 +4,7 @@ Runs the benchmark on a smaller model: a real coordinator, 500 connections, 500 
 while 500 uploads arrive together. It compares every mean with that of numpy, bit for bit.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,3 +40,13 @@ def test_500_uploads_at_once_all_count(result: dict[str, Any]) -> None:
     assert names == ["scores", "round 0"]  # each after 500 receipts, all "accepted"
     assert result["finished_phase"] == "finished"
     assert result["model_digest"] == result["expected_digest"]
+
+
+def test_uploads_of_federations_of_two_sizes_are_measured_in_turn(tmp_path: Path) -> None:
+    size = ["--clients", "40", "20", "--rounds=2", "--idle-s=0.1", f"--timeout-s={WITHIN_S - 30}"]
+    found, output = run_benchmark("upload_cpu", tmp_path, *size, within_s=WITHIN_S)
+    rows = {row["clients"]: row for row in found["rows"]}
+    assert list(rows) == [20, 40]  # each after two rounds with the mean of numpy, bit for bit
+    assert all(len(row["cpu_ms"]) == 2 and min(row["cpu_ms"]) > 0 for row in rows.values())
+    assert found["ratio"] == rows[40]["median_cpu_ms"] / rows[20]["median_cpu_ms"]
+    assert f"ratio {found['ratio']:.2f}, bar {found['bar']}" in output

@@ -96,15 +96,22 @@ def test_find_mask_returns_the_mask_of_the_real_run(shards: Path, undisturbed: F
           "score_weights": "equal", "update_weights": "equal", "local_schedule": "cosine"}),
         (["--criterion=client-random", "--sparsity=0.5", "--max-update-norm=0.05"],
          {"criterion": "client-random", "sparsity": 0.5, "max_update_norm": 0.05}),
+        (["--criterion=client-random", "--sparsity=0.5", "--averaging=zeros",
+          "--personalize-epochs=1"],
+         {"criterion": "client-random", "sparsity": 0.5, "averaging": "zeros",
+          "personalize_epochs": 1}),
         (["--criterion=grasp", "--sparsity-schedule=0:0.95,2:0.8", "--clip-norm=1"],
          {"criterion": "grasp", "sparsity_schedule": "0:0.95,2:0.8", "clip_norm": 1}),
-        (["--criterion=synflow", "--layer-guard=0.02", "--personalize-epochs=1"],
-         {"criterion": "synflow", "layer_guard": 0.02, "personalize_epochs": 1}),
+        (["--criterion=synflow", "--layer-guard=0.02", "--personalize-epochs=1",
+          "--augment=crop-flip", "--normalize=0.3/0.4", "--initialization=paper"],
+         {"criterion": "synflow", "layer_guard": 0.02, "personalize_epochs": 1,
+          "augment": "crop-flip", "normalize": "0.3/0.4", "initialization": "paper"}),
         (["--criterion=random", "--profile=released", "--rounds=3", "--client-fraction=0.7"],
          {"criterion": "random", "profile": "released", "client_fraction": 0.7}),
     ],
     ids=["reference coding", "fedavg", "int8 and exact scores", "a refresh every round",
-         "warm-up and a refresh", "a mask for every client", "grasp and a schedule", "synflow",
+         "warm-up and a refresh", "a mask for every client",
+         "a mask for every client, fine-tuned", "grasp and a schedule", "synflow, crops and flips",
          "the released profile"],
 )  # fmt: skip
 def test_simulations_of_other_settings_have_the_digests_of_real_runs(
@@ -114,23 +121,120 @@ def test_simulations_of_other_settings_have_the_digests_of_real_runs(
     rows = [row for entry in real.history["rounds"] for row in entry["clients"]]
     assert any("clipped" in row for row in rows) == ("max_update_norm" in more)
     check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
+    check_framing(real, masks=len(real.history["masks"]))
 
 
-def test_a_simulation_of_two_sampled_clients_on_a_grid_has_the_digest_of_the_real_run(
-    programs: Programs,
+# Options under which a run of three rounds does all that a strategy does.
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ditto": {"ditto.personal_epochs": 2},
+    "fedprox": {},
+    "fedopt": {"fedopt.optimizer": "adam"},
+    "robust": {"robust.kind": "median"},
+    "scaffold": {},
+    "topk-weights": {},
+    "topk-updates": {"topk-updates.share": 0.1},
+    "feddst": {"feddst.every": 2, "feddst.alpha": 0.3, "feddst.until_round": 3},
+    "flash-spdst": {},
+    "flash-jmwst": {},
+    "sub-fedavg": {},
+    "sparsyfed": {},
+    "fedpm": {"fedpm.reset_every": 2, "fedpm.keep_moments": True},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_has_the_same_digest_in_simulator_and_service(
+    sites: Programs, shards: Path, strategy: str
 ) -> None:
-    """A client that sat out a round adds the residual of an earlier update."""
+    options = STRATEGIES[strategy]
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    more = {
+        "strategy": strategy, "local_steps": 0, "local_epochs": 2,
+        "strategy_options": ",".join(f"{name}={value}" for name, value in options.items()),
+    }  # fmt: skip
+    real = run_federation(
+        sites, "--reference-coding=on", f"--strategy={strategy}", "--local-steps=0",
+        "--local-epochs=2", *flags,
+    )  # fmt: skip
+    check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
+    check_framing(real)
+
+
+def check_framing(real: FinishedRun, masks: int = 1) -> None:
+    """Check that messages exceed their tensors by at most 1 % and 200 bytes for each message.
+
+    A transfer has at least two messages: its header and a chunk. `masks` travel in a transfer of
+    their own.
+    """
+    rounds = real.history["rounds"]
+    updates = sum(len(entry["clients"]) for entry in rounds)
+    down = updates + masks * real.history["settings"]["clients"]
+    for direction, transfers in (("up", updates), ("down", down)):
+        rows = [
+            row for row in real.history["ledger"]
+            if row["phase"] in ("mask", "values", "round_masks") and row["direction"] == direction
+        ]  # fmt: skip
+        tensors, messages = (
+            sum(row[name] for row in rows) for name in ("payload_bytes", "message_bytes")
+        )
+        assert tensors < messages <= 1.01 * tensors + 200 * 2 * transfers, direction
+
+
+@pytest.mark.parametrize(
+    ("strategy", "value_type", "options"),
+    [
+        ("feddst", "int8", STRATEGIES["feddst"]),
+        ("topk-weights", "grid", {}),
+        ("topk-updates", "int8", {"topk-updates.share": 0.1}),
+        ("topk-updates", "grid", {"topk-updates.share": 1.0}),
+    ],
+    ids=str,
+)
+def test_an_own_mask_with_lossy_values_has_the_same_digest_in_simulator_and_service(
+    sites: Programs, shards: Path, strategy: str, value_type: str, options: dict[str, Any]
+) -> None:
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    more = {
+        "strategy": strategy, "value_type": value_type, "local_steps": 0, "local_epochs": 2,
+        "strategy_options": ",".join(f"{name}={value}" for name, value in options.items()),
+    }  # fmt: skip
+    real = run_federation(
+        sites, "--reference-coding=on", f"--strategy={strategy}", f"--value-type={value_type}",
+        "--local-steps=0", "--local-epochs=2", *flags,
+    )  # fmt: skip
+    check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "downloads"),
+    [
+        (["--value-type=grid", "--grid-bits=8"], {"value_type": "grid", "grid_bits": 8},
+         {"grid", "reference"}),
+        (["--value-type=int8", "--downloads=values"], {"value_type": "int8", "downloads": "values"},
+         {"int8"}),
+    ],
+    ids=["changes on a grid", "values in int8"],
+)  # fmt: skip
+def test_a_lossy_simulation_of_two_sampled_clients_has_the_digest_of_the_real_run(
+    programs: Programs, flags: list[str], more: dict[str, Any], downloads: set[str]
+) -> None:
+    """A client that sat out a round adds the residual of an earlier update.
+
+    It has no base of the round before. If values are coded, it still gets nothing else.
+    """
     shards = api.digits(clients=4, partition="dirichlet-unbalanced", seed=3)
     (programs.folder / "shards").mkdir()
     names = [f"shard_{number:02d}" for number in range(4)]
     for name, shard in zip(names, shards, strict=True):
         write_shard(programs.folder / "shards" / f"{name}.npz", shard)
-    flags = [flag for flag in RUN if not flag.startswith("--clients=")]
+    shared = [flag for flag in RUN if not flag.startswith("--clients=")]
     coordinator = programs.coordinator(
-        *flags, "--clients=4", "--clients-per-round=2", "--value-type=grid", "--grid-bits=8",
-        "--reference-coding=on",
-    )  # fmt: skip
+        *shared, "--clients=4", "--clients-per-round=2", "--reference-coding=on", *flags
+    )
     real = finish(coordinator, [programs.client(name, coordinator) for name in names])
     assert sorted(RunHistory.of(real.history).clients["rounds"].tolist())[-1] > 1
-    more = {"clients_per_round": 2, "value_type": "grid", "grid_bits": 8}
-    check_same(real, api.simulate(shards, **SETTINGS | more))
+    ledger = [row for row in real.history["ledger"] if row["payload_bytes"]]
+    assert downloads == {
+        row["encoding"] for row in ledger if (row["phase"], row["direction"]) == ("values", "down")
+    }
+    check_same(real, api.simulate(shards, **SETTINGS | {"clients_per_round": 2} | more))

@@ -45,7 +45,12 @@ def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("damage", [flip, Path.unlink])
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, replace_by_folder])
 def test_a_damaged_best_model_is_reported_at_the_start_and_sites_still_get_the_final_one(
     programs: Programs, damage: Callable[[Path], object]
 ) -> None:
@@ -59,6 +64,17 @@ def test_a_damaged_best_model_is_reported_at_the_start_and_sites_still_get_the_f
     run.ann.join()
     assert run.ann.next_task().kind == "finish"
     run.close()
+
+
+def test_a_folder_in_place_of_the_newest_and_best_model_does_not_end_the_coordinator(
+    programs: Programs,
+) -> None:
+    before = finished(programs, "--rounds=1")
+    (best,) = before.state_dir.glob("best-*.f32")
+    replace_by_folder(best)
+    again = programs.coordinator(*EVALUATED, "--rounds=1")
+    assert best.name in again.says("the best model is not kept")
+    again.says("results written")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_the_admin_port_accepts_only_the_admin_certificate(
     assert json.loads(done.out)["phase"] == "gathering"
     site = status(programs, coordinator, *flags(certs, "ann"))
     assert site.ends() == ExitCode.REFUSED
-    sentence = "the admin port needs the certificate of 'admin', but this one is of 'ann'"
+    sentence = "the admin port needs the certificate of 'admin', but this one is for 'ann'"
     assert f"the coordinator refused: {sentence}" in site.err
     assert sentence in coordinator.says("call refused")
     anonymous = status(programs, coordinator, f"--tls-ca={certs / 'ca.pem'}")
@@ -207,7 +207,7 @@ def test_a_client_explains_why_its_handshake_failed(
 
     address = coordinator.address
     assert f"at {address} was not issued by a CA in {strangers / 'ca.pem'}" in message_of(wrong_ca)
-    both = "the client calls itself 'shard_00', but its certificate is of 'shard_01'"
+    both = "the client calls itself 'shard_00', but its certificate is for 'shard_01'"
     assert f"the coordinator refused: {both}" in message_of(impostor)
     assert [wrong_ca.ends(), impostor.ends()] == [ExitCode.REFUSED] * 2
 
@@ -253,7 +253,7 @@ def test_a_certificate_allows_calls_only_under_its_own_name(
         bob.join()
         bob.caller = ann.caller
         denied = partial(
-            refused, StatusCode.PERMISSION_DENIED, "wrong_name", "itself 'ann'", "is of 'bob'"
+            refused, StatusCode.PERMISSION_DENIED, "wrong_name", "itself 'ann'", "is for 'bob'"
         )
         with denied():
             bob.next_task()

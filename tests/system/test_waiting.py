@@ -37,6 +37,32 @@ def test_a_run_below_its_quorum_reports_the_stall_and_resumes_by_itself(raw: Raw
     raw.finish_honestly()
 
 
+def test_another_client_describes_the_model_if_the_first_does_not(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN, "--no-progress-s=2"))
+    raw.ann.join()
+    raw.bob.join()
+    assert raw.ann.next_task().kind == "initialize"
+    got = raw.bob.next_task()
+    assert got.kind == "initialize"
+    assert "client=ann" in raw.coordinator.says("does not describe the model: another is asked")
+    raw.bob.answer(got)
+    (described,) = raw.coordinator.facts("ModelInitialized")
+    assert described["client"] == "bob"
+    raw.finish_honestly()
+    raw.close()
+
+
+def test_a_client_that_was_passed_over_may_still_describe_the_model(programs: Programs) -> None:
+    raw = RawRun(programs, programs.coordinator(*RUN, "--no-progress-s=2"))
+    raw.ann.join()
+    raw.bob.join()
+    late = raw.ann.next_task()
+    assert raw.bob.next_task().kind == "initialize"
+    assert raw.ann.answer(late) == transfer_pb2.OUTCOME_ACCEPTED
+    raw.finish_honestly()
+    raw.close()
+
+
 @pytest.mark.parametrize("flag", ["--exit-on-stall", "--give-up-after=1s"])
 def test_a_run_that_gives_up_has_its_own_exit_code_and_can_resume(
     programs: Programs, flag: str

@@ -21,7 +21,10 @@ ALERTS: dict[str, dict[str, Any]] = {
 RECORDS = [
     rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
 ]
-TESTS: list[dict[str, Any]] = yaml.safe_load((HERE / "rules_test.yml").read_text("utf-8"))["tests"]
+TEST_FILES = (HERE / "rules_test.yml", HERE / "rules_test_days.yml")
+TESTS: list[dict[str, Any]] = [
+    test for file in TEST_FILES for test in yaml.safe_load(file.read_text("utf-8"))["tests"]
+]
 PAGES = {
     *{"SsflCoordinatorDown", "SsflCoordinatorRestarting", "SsflRunStalled", "SsflRunNotMoving"},
     *{"SsflDiskAlmostFull", "SsflDiskFull"},
@@ -64,7 +67,7 @@ def test_the_scrape_configuration_for_tls_passes_promtool(tmp_path: Path) -> Non
 def test_the_rules_and_their_unit_tests_pass_promtool() -> None:
     output = promtool("check", "rules", HERE / "rules.yml")
     assert f"{sum(len(group['rules']) for group in RULES['groups'])} rules found" in output
-    promtool("test", "rules", HERE / "rules_test.yml")
+    promtool("test", "rules", *TEST_FILES)
 
 
 def test_the_routing_passes_amtool() -> None:

@@ -6,12 +6,14 @@ frames.
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from torch import nn
 
 from ssfl.codec import (
     Receiver,
@@ -26,14 +28,17 @@ from ssfl.codec import (
     values_only,
 )
 from ssfl.codec.blocks import ValueCode
+from ssfl.learning.describe import manifest_of
 from ssfl.method.exact_sum import VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
+from ssfl.method.settings import RunSettings
+from ssfl.method.value_types import commit_values
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire-format.md"
-NUM_VECTORS = 44
+NUM_VECTORS = 51
 Vector = npt.NDArray[np.float32]
 
 
@@ -94,6 +99,15 @@ def the_seed_reaches_both_tails(vectors: Vectors) -> None:
     vector = initial_vector(manifest, int(vectors.text("initial_seed")))
     assert vector[:64].min() < -1.44 and vector[:64].max() > 1.44  # where |q| > 0.425
     assert values_digest(vector) == vectors.data("tails_initial_digest")
+
+
+def the_rules_of_the_paper_give_the_initial_vector(vectors: Vectors) -> None:
+    layers = {"conv": nn.Conv2d(1, 2, 2), "norm": nn.GroupNorm(1, 2), "linear": nn.Linear(2, 2)}
+    model = nn.Sequential(OrderedDict[str, nn.Module](layers))
+    manifest = manifest_of(model, {"model": "paper"}, initialization="paper")
+    assert manifest.json.decode() == vectors.text("paper_manifest")
+    vector = initial_vector(manifest, int(vectors.text("initial_seed")))
+    assert bytes(values_only.encode(vector)) == vectors.data("paper_initial_vector")
 
 
 def a_chunk_has_the_checksum(vectors: Vectors) -> None:
@@ -166,6 +180,17 @@ def lossy_changes(vectors: Vectors) -> None:
         check_both_ways(code, payload, vectors.numbers(f"{code.name}_values"), base)
 
 
+def coded_values_and_their_residual(vectors: Vectors) -> None:
+    settings = RunSettings(value_type="int8", downloads="values")
+    mean, residual = vectors.floats("coded_mean"), vectors.floats("coded_residual")
+    values, payload, left = commit_values(settings, mean, residual)
+    assert payload is not None and left is not None
+    assert bytes(payload) == vectors.data("coded_payload")
+    assert bits(blocks.decode(int8.CODE, payload, mean.size, None)) == bits(values)
+    assert bits(values) == vectors.data("coded_values")
+    assert bits(left) == vectors.data("coded_next_residual")
+
+
 def compact_scores(vectors: Vectors) -> None:
     values, payload = vectors.floats("scores_values"), vectors.data("scores_payload")
     assert bits(scores.decode(payload, values.size)) == bits(values)
@@ -189,6 +214,7 @@ CHECKS: list[Callable[[Vectors], None]] = [
     the_manifest_text_is_canonical_and_has_the_digest,
     the_seed_gives_the_initial_vector,
     the_seed_reaches_both_tails,
+    the_rules_of_the_paper_give_the_initial_vector,
     a_chunk_has_the_checksum,
     a_mask_as_a_frame,
     the_difference_of_two_masks,
@@ -198,6 +224,7 @@ CHECKS: list[Callable[[Vectors], None]] = [
     values_against_a_reference_and_against_none,
     frames_are_read,
     lossy_changes,
+    coded_values_and_their_residual,
     compact_scores,
     a_sorted_mask_with_and_without_weights,
 ]

@@ -12,7 +12,7 @@
      values at once. Go to 3.
 
 After a lost connection, or if the coordinator asks for it, the client joins again. Scores and
-updates are kept on disk until they are acknowledged: they are sent first and not computed again. A
+updates are kept on disk until they are acknowledged, so they are sent again, not computed again. A
 broken download resumes where it stopped.
 """
 
@@ -31,29 +31,31 @@ from google.protobuf.message import Message
 from ssfl.client.client_stats import ClientStats
 from ssfl.client.coding import (
     ENCODINGS,
-    EncodedPayload,
+    check_strategy,
     read_settings,
     write_dense,
+    write_reply,
     write_scores,
-    write_update,
 )
 from ssfl.client.connection import UNARY_TIMEOUT_S, ReconnectBackoff, Watchdog
 from ssfl.client.download import Download, Downloads
 from ssfl.client.errors import Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import EndedRun, LocalState, PendingUpload
-from ssfl.client.local_work import ScoringRequest, Site, Vector
+from ssfl.client.local_work import Site, Vector, scoring_request
+from ssfl.client.memory import residual_items, residual_of
 from ssfl.client.progress import ProgressReporter, StepOver
 from ssfl.client.upload import send
 from ssfl.durable.failpoints import failpoint
-from ssfl.learning.evaluate import Evaluation
-from ssfl.method.controls import client_random_mask
+from ssfl.method.evaluation import Evaluation
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.program.model_io.safetensors_model import write_model
 from ssfl.program.version import ssfl_version
+from ssfl.strategies.contract import ClientId, Received
+from ssfl.strategies.registry import identity, strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
@@ -153,11 +155,12 @@ class Agent:
         log.info("joined", extra={"run": response.run_id})
         if (ended := self.local.ended()) and ended.run_id != response.run_id:
             self.local.forget_ended()
+        check_strategy(response.strategy, settings)
         known = Manifest.from_json(response.manifest) if response.manifest else None
         site = self.build_site(settings, known)
         name, manifest = self.identity.client_id, site.manifest
-        # The mask of this client in a run where every client has its own.
-        own_mask = partial(client_random_mask, manifest, settings.sparsity, settings.seed, name)
+        strategy = strategy_for(settings)
+        own_mask = partial(strategy.client_mask, ClientId(name), manifest)
         held = HeldModel(manifest, site.initial, own_mask)
         watchdog = Watchdog(settings.no_progress_s)
         downloads = Downloads(watchdog, manifest, self.backoff.reached, stats=self.stats)
@@ -169,13 +172,14 @@ class Agent:
         try:
             return self._send_join(joined.site.manifest if joined else None)
         except grpc.RpcError as error:
-            if joined is None or reason_of(error) != "join_again":
+            if joined is None or reason_of(error) not in ("join_again", "strategy_mismatch"):
                 raise translate(error) from error
         try:
             response = self._send_join(None)
             if response.run_id != joined.run_id:
                 return response
-            return self._send_join(joined.site.manifest, whole=True)  # the refusal names the tensor
+            # The refusal names the tensor, or the version of the strategy.
+            return self._send_join(joined.site.manifest, whole=True)
         except grpc.RpcError as error:
             raise translate(error) from error
 
@@ -192,6 +196,7 @@ class Agent:
             encodings=ENCODINGS,
             labels=self.identity.labels,
             software=f"ssfl {ssfl_version()}",
+            strategy=identity(self._joined.settings) if manifest and self._joined else "",
         )
         response: pb.JoinResponse = self.stub.Join(request, timeout=UNARY_TIMEOUT_S)
         self._caller = pb.Caller(
@@ -216,10 +221,16 @@ class Agent:
                 download = self._run.downloads.receive(call)
             finally:
                 call.cancel()
+            self._settle(download.task)
             kind = download.task.WhichOneof("work") or ""  # Downloads refuses a task without work
             if kind == "finish":
                 return self._finish(download)
             handlers[kind](download)
+
+    def _settle(self, task: pb.Task) -> None:
+        """Promote or discard what the client stored for its last step."""
+        counted = task.counted_step if task.HasField("counted_step") else None
+        self.local.memory.settle(task.step, counted)
 
     def _ask(self) -> Any:
         request = pb.NextTaskRequest(
@@ -251,14 +262,15 @@ class Agent:
                 wait_for_grant=not granted, reached=self.backoff.reached, stats=self.stats,
             )  # fmt: skip
         except Resync:
+            self.local.memory.discard()
             self._drop_pending()
             raise
         failpoint("client.receipt")
         name = _name(transfer_pb2.Outcome, outcome)
         self.stats.results[name] += 1
         log.info("%s sent", pending.kind, extra={"step": pending.step, "outcome": name})
-        if outcome in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
-            self.local.commit_residual()
+        if outcome not in (transfer_pb2.OUTCOME_ACCEPTED, transfer_pb2.OUTCOME_ALREADY_ACCEPTED):
+            self.local.memory.discard()
         self._drop_pending()
 
     def _drop_pending(self) -> None:
@@ -266,12 +278,10 @@ class Agent:
         self.local.drop()
         failpoint("client.dropped")
 
-    def _keep_pending(
-        self, kind: str, step: int, header: Message, coded: EncodedPayload, round_number: int = 0
-    ) -> None:
-        data = header.SerializeToString()
-        self._pending = PendingUpload(self._run.run_id, kind, step, data, coded.data)
-        self.local.save(self._pending, self._run.held.mask_digest, round_number, coded.residual)
+    def _keep_pending(self, kind: str, step: int, header: Message, data: memoryview) -> None:
+        message = header.SerializeToString()
+        self._pending = PendingUpload(self._run.run_id, kind, step, message, data)
+        self.local.save(self._pending)
         failpoint("client.saved")
 
     def _initialize(self, _download: Download) -> None:
@@ -289,7 +299,7 @@ class Agent:
 
     def _score(self, download: Download) -> None:
         work, step = download.task.score, download.task.step
-        request = ScoringRequest.of(work, *self._run.held.model_to_score(download, work))
+        request = scoring_request(work, *self._run.held.model_to_score(download, work))
         began_s = time.monotonic()
         with self._working("score", step):
             scores = self._run.site.score(request)
@@ -304,24 +314,31 @@ class Agent:
             work_s=time.monotonic() - began_s,
         )
         self._granted = False
-        self._keep_pending("scores", step, report, coded)
+        self._keep_pending("scores", step, report, coded.data)
 
     def _train(self, download: Download) -> None:
-        work, step = download.task.train, download.task.step
-        mask, base = self._run.held.mask_and_base(download, work)
+        work, step, run = download.task.train, download.task.step, self._run
+        received = run.held.received(download, work)
+        items = self.local.memory.load(run.run_id, work.round_number)
         began_s = time.monotonic()
         try:
             with self._working("train", step) as progress:
-                trained = self._run.site.train(mask, base, work.round_number, progress.on_step)
+                reply, puts = run.site.answer(received, items, progress.on_step)
         except StepOver:
             log.info("round closed before training ended", extra={"round": work.round_number})
             return
         failpoint("client.trained")
+        trained = reply.trained
         self.stats.training_loss = trained.training_loss
-        residual = self.local.residual(self._run.run_id, mask.digest, work.round_number)
-        coded = write_update(
-            trained.values, base, work, self._run.settings, self.identity.client_id, residual
-        )
+        sent_mask = received.mask if reply.bits is None else reply.bits
+        residual = residual_of({**items, **puts}, sent_mask)
+        if residual is None:  # a version before this one may have left a residual
+            residual = self.local.residual(run.run_id, sent_mask.digest, work.round_number)
+        coded = write_reply(
+            reply, received, work, run.settings, run.site.manifest, self.identity.client_id,
+            residual,
+        )  # fmt: skip
+        puts |= residual_items(coded.residual, sent_mask)
         update = update_pb2.SparseUpdate(
             mask_digest=work.mask.mask_digest,
             mask_epoch=work.mask.mask_epoch,
@@ -330,45 +347,51 @@ class Agent:
             round_number=work.round_number,
             attempt=work.attempt,
             num_samples=self.identity.num_samples,
-            values=coded.payload,
             base_evaluation=_evaluation_message(trained.base),
             personal_evaluation=_evaluation_message(trained.personal),
             training_loss=trained.training_loss,
             work_s=time.monotonic() - began_s,
             coding_error=coded.error,
         )
+        update.MergeFrom(coded.header)
         log.info(
             "trained",
             extra={
                 "round": work.round_number,
                 "loss": round(trained.training_loss, 4),
-                "values": _name(transfer_pb2.Encoding, coded.payload.encoding),
+                "values": _name(transfer_pb2.Encoding, update.values.encoding),
                 "bytes": len(coded.data),
             },
         )
+        if reply.bits is not None and strategy_for(run.settings).has_own_masks:
+            run.held.hold_mask(reply.bits)
         self._granted = work.upload_granted
-        self._keep_pending("values", step, update, coded, work.round_number)
+        self.local.memory.save_next(run.run_id, step, work.round_number, puts)
+        self._keep_pending("values", step, update, coded.data)
 
     def _evaluate(self, download: Download) -> None:
         work, step = download.task.evaluate, download.task.step
         mask, base = self._run.held.mask_and_base(download, work)
         began_s = time.monotonic()
         with self._working("evaluate", step):
-            tested = self._run.site.evaluate(mask, base)
+            tested = self._run.site.evaluate_global(mask, base)
         self._report(step, began_s, evaluation=tested.evaluation, validation=tested.validation)
 
     def _personalize(self, download: Download) -> None:
         work, step = download.task.personalize, download.task.step
         mask, base = self._run.held.mask_and_base(download, work)
+        received = Received(mask, base, work.rounds_done)
+        items = self.local.memory.load(self._run.run_id, work.rounds_done)
         began_s = time.monotonic()
         try:
             with self._working("personalize", step) as progress:
-                own = self._run.site.personalize(mask, base, work.rounds_done, progress.on_step)
+                mask, own = self._run.site.personal_model(received, items, progress.on_step)
         except StepOver:
             log.info("the run ended before the personal model was trained")
             return
         folder = self._write_model("personal", mask, own.values)
         log.info("personal model stored", extra={"folder": str(folder)})
+        failpoint("client.personalized")
         self._report(step, began_s, evaluation=own.base, personal=own.personal)
 
     @contextmanager
@@ -396,7 +419,8 @@ class Agent:
         if work.stopped:
             log.warning("an operator stopped the run", extra={"rounds_done": work.rounds_done})
         if work.base_digest:
-            folder = self._write_model("", *self._run.held.mask_and_base(download, work))
+            final = self._run.held.mask_and_base(download, work)
+            folder = self._write_model("", *self._run.site.deployed(*final))
         self.local.save_ended(EndedRun(self._run.run_id, folder))
         self.leave(reason=pb.LEAVE_REASON_FINISHED)
         failpoint("client.goodbye")

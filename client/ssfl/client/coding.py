@@ -28,8 +28,17 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import lossy_code, random_words, rounding_words
+from ssfl.program.printable import printable
+from ssfl.strategies.contract import Answer, Received
+from ssfl.strategies.registry import (
+    check_settings,
+    criterion_names,
+    identity,
+    strategy_for,
+    strategy_names,
+)
 from ssfl.v1 import coordinator_pb2 as pb
-from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2
+from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2, update_pb2
 
 log = logging.getLogger("ssfl.client")
 
@@ -43,6 +52,16 @@ VALUE_CODES: dict[int, ValueCode] = {
     transfer_pb2.ENCODING_INT8: int8.CODE,
     transfer_pb2.ENCODING_GRID: grid.Grid(),  # each payload has its own number of bits
 }
+
+
+@dataclass(frozen=True)
+class EncodedUpdate:
+    """The parts of an update to send; `header` announces the bytes in `data`."""
+
+    header: update_pb2.SparseUpdate  # the agent adds samples, loss and evaluations
+    data: memoryview
+    error: float = 0.0  # coding error, as a share of the update
+    residual: Vector | None = None  # coding error, added to the next update
 
 
 @dataclass(frozen=True)
@@ -60,14 +79,33 @@ def read_settings(message: settings_pb2.RunSettings) -> RunSettings:
     received = {}
     for field in fields(RunSettings):
         value = getattr(message, field.name)
-        if value or not field.metadata.get("choices"):  # an older coordinator may not send a choice
+        if value or not isinstance(field.default, str):  # older coordinators omit new strings
             received[field.name] = value
     settings = RunSettings(**received)
+    for setting, names in (("strategy", strategy_names), ("criterion", criterion_names)):
+        if (name := getattr(settings, setting)) not in names():
+            raise Refused(
+                f"the run's {setting} {printable(name[:200])} is not known at this site: give its "
+                f"file with --{setting}, or install its package or a newer ssfl"
+            )
     try:
-        settings.validate()
+        check_settings(settings)
     except SettingsError as error:
-        raise Refused(f"this version cannot use the run's settings: {error}") from error
+        raise Refused(
+            f"this version cannot use the run's settings: {printable(str(error))}"
+        ) from error
     return settings
+
+
+def check_strategy(theirs: str, settings: RunSettings) -> None:
+    """Raise Refused if the coordinator has another version of the run's strategy."""
+    ours = identity(settings)
+    if theirs and theirs != ours:
+        raise Refused(
+            f"the run has the strategy {printable(theirs[:200])}, and this client has "
+            f"{ours or settings.strategy}: give the coordinator's file with --strategy, or install "
+            "the same version"
+        )
 
 
 def check_size(payload: transfer_pb2.Payload, manifest: Manifest) -> None:
@@ -130,7 +168,7 @@ def _mask_bits(data: memoryview, encoding: int, manifest: Manifest, initial: Vec
 def read_values(
     data: memoryview, payload: transfer_pb2.Payload, count: int, held: Mapping[bytes, Vector]
 ) -> Vector:
-    """Return the `count` values of a payload; `held` has possible references by digest."""
+    """Return the `count` values of a payload; `held` maps digests to possible references."""
     code = VALUE_CODES.get(payload.encoding)
     plain = transfer_pb2.ENCODING_VALUES_ONLY, transfer_pb2.ENCODING_DENSE
     if code is None and payload.encoding not in plain:
@@ -151,11 +189,11 @@ def write_scores(
     """Encode scores as the task asks."""
     match work.report_encoding:
         case transfer_pb2.ENCODING_SCORES:
-            again = [work.scoring_epoch] if work.scoring_epoch else []  # a refresh draws again
-            words = random_words(settings.seed, found.size, "scores", client_id, *again)
+            epoch = [work.scoring_epoch] if work.scoring_epoch else []  # a refresh draws new words
+            words = random_words(settings.seed, found.size, "scores", client_id, *epoch)
             try:
                 data = scores.encode(found, work.num_coded, words)
-            except UnfitValues as error:  # the coordinator refuses scores that are not valid
+            except UnfitValues as error:  # if they are invalid, the coordinator refuses them
                 log.warning("sending the scores as float32: %s", error)
                 return write_dense(found)
             return _encoded(transfer_pb2.ENCODING_SCORES, data)
@@ -170,6 +208,72 @@ def write_dense(values: Vector) -> EncodedPayload:
     return _encoded(transfer_pb2.ENCODING_DENSE, values_only.encode(values))
 
 
+def write_reply(
+    reply: Answer,
+    received: Received,
+    work: pb.TrainTask,
+    settings: RunSettings,
+    manifest: Manifest,
+    client_id: str,
+    residual: Vector | None,
+) -> EncodedUpdate:
+    """Encode the answer to a training step: mask, values, further vectors and numbers.
+
+    `residual` is the coding error of earlier updates, on the mask of the values that are sent.
+    """
+    header = update_pb2.SparseUpdate(numbers=reply.numbers)
+    mask, base, payloads = received.mask, received.values, list[memoryview]()
+    coded: EncodedPayload | None = None
+    is_coded = work.update_encoding == transfer_pb2.ENCODING_REFERENCE
+    if reply.bits is not None:
+        is_small = work.update_encoding in VALUE_CODES  # in a lossy run on every link
+        own = _write_own_mask(reply.bits, mask, manifest, is_coded=is_small)
+        header.own_mask.CopyFrom(own[0])
+        payloads += own[1]
+        base, mask = reply.bits.gather(mask.scatter(base)), reply.bits
+    if strategy_for(settings).parts(received.task, manifest).values:
+        coded = write_update(
+            reply.trained.values, base, work, settings, client_id, residual,
+        )  # fmt: skip
+        header.values.CopyFrom(coded.payload)
+        payloads.append(coded.data)
+    for name, vector in reply.vectors.items():
+        if is_coded:
+            data = blocks.encode(reference.CODE, vector, None)
+            part = _encoded(transfer_pb2.ENCODING_REFERENCE, data)
+        else:
+            data = values_only.encode(vector)
+            part = _encoded(transfer_pb2.ENCODING_VALUES_ONLY, data)
+        header.vectors.append(transfer_pb2.NamedVector(name=name, values=part.payload))
+        payloads.append(part.data)
+    data = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
+    if coded is None:
+        return EncodedUpdate(header, data)
+    return EncodedUpdate(header, data, coded.error, coded.residual)
+
+
+def _write_own_mask(
+    mask: Mask, of_task: Mask, manifest: Manifest, *, is_coded: bool
+) -> tuple[mask_pb2.MaskBroadcast, list[memoryview]]:
+    """Encode the client's own mask: plain bits or, if `is_coded`, the smallest form."""
+    message = mask_pb2.MaskBroadcast(mask_digest=mask.digest, num_kept=mask.num_kept)
+    if mask.num_kept == mask.size:
+        message.all_kept = True
+        return message, []
+    forms = [_encoded(transfer_pb2.ENCODING_BITMASK, memoryview(mask.bits))]
+    if is_coded:
+        moved = masks.difference(mask.bits, of_task.bits)
+        for bits, against in ((mask.bits, b""), (moved, of_task.digest)):
+            data = sorted_bits.encode(bits, manifest.masked_shapes, None)
+            forms.append(_encoded(transfer_pb2.ENCODING_BITMASK_SORTED, data, against))
+            if frame := masks.compress(bits):
+                zstd = transfer_pb2.ENCODING_BITMASK_ZSTD
+                forms.append(_encoded(zstd, memoryview(frame), against))
+    smallest = min(forms, key=lambda form: len(form.data))
+    message.mask.CopyFrom(smallest.payload)
+    return message, [smallest.data]
+
+
 def write_update(
     trained: Vector,
     base: Vector,
@@ -178,7 +282,7 @@ def write_update(
     client_id: str,
     residual: Vector | None,
 ) -> EncodedPayload:
-    """Encode trained values as the task asks; `residual` is the error of earlier updates."""
+    """Encode trained values as the task asks; `residual` is the coding error so far."""
     match work.update_encoding:
         case transfer_pb2.ENCODING_UNSPECIFIED | transfer_pb2.ENCODING_VALUES_ONLY:
             return _encoded(transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(trained))

@@ -15,6 +15,7 @@ from ssfl.method.settings import RunSettings, setting
 from ssfl.program.addresses import is_loopback, split
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings.loading import setting_names
+from ssfl.program.settings.options import source_file
 
 if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
@@ -43,9 +44,11 @@ class ClientConfig:
     task: str = setting("image", "task: image, table, a .py file, or an importable module")
     device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = setting(
-        1, "torch threads; 0: every core; the number affects the bits of training", ge=0
+        1, "torch threads; 0: every core; the number affects the exact results", ge=0
     )
     client_id: str = setting("", "name in the federation; by default the shard's name")
+    strategy: str = source_file("strategy")
+    criterion: str = source_file("criterion")
     state_dir: Path = setting(
         Path(".ssfl/clients"), "folder for state that survives a restart; each client has its own"
     )
@@ -106,7 +109,7 @@ class ClientConfig:
 
 
 def client_id_of(config: ClientConfig) -> str:
-    """Return the client id, by default the shard's name; raise ProgramError if that is not one."""
+    """Return the client id, by default the shard's name; raise ProgramError if it is not valid."""
     if config.client_id:
         return config.client_id
     name = Path(full_name(config.data, config.data_root)).name.removesuffix(".npz")
@@ -121,7 +124,8 @@ def client_id_of(config: ClientConfig) -> str:
 
 def settings_elsewhere() -> dict[str, str]:
     """Return the settings of other programs, each with the reason why a client refuses it."""
-    run = dict.fromkeys(setting_names(RunSettings), RUN_SETTING)
+    own = setting_names(ClientConfig)  # `strategy` and `criterion` are files there
+    run = {name: RUN_SETTING for name in setting_names(RunSettings) if name not in own}
     coordinator = dict.fromkeys(
         COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: set it there"
     )

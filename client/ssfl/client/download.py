@@ -21,6 +21,7 @@ from ssfl.v1 import transfer_pb2
 log = logging.getLogger("ssfl.client")
 
 LOG_WAITING_AFTER_S = 10.0
+MAX_VECTORS = 16
 
 
 @dataclass
@@ -131,4 +132,9 @@ def _payloads(task: pb.Task) -> list[transfer_pb2.Payload]:
     parts = [(work.mask, "mask"), (work, "base")]
     if isinstance(work, pb.ScoreTask):
         parts = [(work, "initial"), *parts, (work, "resting")]
-    return [getattr(message, name) for message, name in parts if message.HasField(name)]
+    found = [getattr(message, name) for message, name in parts if message.HasField(name)]
+    if isinstance(work, pb.TrainTask):
+        if len(work.vectors) > MAX_VECTORS:
+            raise Refused(f"the coordinator announced more than {MAX_VECTORS} further vectors")
+        found += [vector.values for vector in work.vectors]
+    return found

@@ -16,12 +16,13 @@ from ssfl.client.errors import Refused, Resync
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
+from ssfl.strategies.contract import Received
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2
 
 Vector = npt.NDArray[np.float32]
 Work = pb.ScoreTask | pb.TrainTask | pb.EvaluateTask | pb.PersonalizeTask | pb.FinishTask
-OwnMask = Callable[[], Mask]
+OwnMask = Callable[[], Mask | None]
 Payloads = Iterator[memoryview]  # that are not read yet
 
 
@@ -37,6 +38,7 @@ class HeldModel:
         self._scored_digest = b""
         self._mask: Mask | None = None
         self._base: Vector | None = None
+        self._base_mask: Mask | None = None  # the mask of the base
         self._base_digest = b""
 
     @property
@@ -82,6 +84,19 @@ class HeldModel:
         """Return mask and base of a task, from its payloads or from what is held."""
         return self._mask_and_base(download.parts(), work)
 
+    def received(self, download: Download, work: pb.TrainTask) -> Received:
+        """Return what came with a training task."""
+        payloads = download.parts()
+        mask, base = self._mask_and_base(payloads, work)
+        vectors = {
+            one.name: read_values(next(payloads), one.values, base.size, {}) for one in work.vectors
+        }
+        return Received(mask, base, work.round_number, work.task, vectors)
+
+    def hold_mask(self, mask: Mask) -> None:
+        """Hold the mask that this client has sent, under which it will train next."""
+        self._mask = mask
+
     def _mask_and_base(self, payloads: Payloads, work: Work) -> tuple[Mask, Vector]:
         mask = self._mask
         if mask is None or work.mask.mask_digest != mask.digest:
@@ -94,19 +109,24 @@ class HeldModel:
             known = self._known(mask, work.base.reference_digest)
             self._base, self._base_digest = None, b""
             values = read_values(next(payloads), work.base, count, known)
-            self._base, self._base_digest = values, values_digest(values)
+            self._base, self._base_digest, self._base_mask = values, values_digest(values), mask
         elif self._base_digest != work.base_digest:
             self._base = self._known(mask, work.base_digest).get(work.base_digest)
-            self._base_digest = work.base_digest
+            self._base_digest, self._base_mask = work.base_digest, mask
         if self._base is None or self._base_digest != work.base_digest:
             self._base, self._base_digest = None, b""
             raise Resync("this client does not hold the base of the task")
         return mask, self._base
 
     def _known(self, mask: Mask, digest: bytes) -> dict[bytes, Vector]:
-        """Return the values with this digest, held or gathered by the mask; else nothing."""
+        """Return the values with this digest, held or gathered by the mask; else nothing.
+
+        A base that is held under another mask is moved to this one; new weights are zero.
+        """
         if self._base is not None and digest == self._base_digest:
-            return {digest: self._base}
+            if self._base_mask is None or self._base_mask == mask:
+                return {digest: self._base}
+            return {digest: mask.gather(self._base_mask.scatter(self._base))}
         for whole in (self._scored, self._initial):
             if digest and whole is not None and values_digest(kept := mask.gather(whole)) == digest:
                 return {digest: kept}
@@ -117,7 +137,7 @@ class HeldModel:
     ) -> Mask:
         if message.from_seed:
             mask = self._own_mask()
-            if mask.digest != message.mask_digest:
+            if mask is None or mask.digest != message.mask_digest:
                 raise Refused("the coordinator's mask for this client differs from our own")
             return mask
         data = next(payloads) if message.HasField("mask") else memoryview(b"")

@@ -3,9 +3,9 @@
 token          16 random bytes; they prove that a new process is the same client
 answer.json    step, kind and run of the pending upload, and the digest of its bytes
 answer.bin     header message and payload of the pending upload
-residual       in lossy runs: the coding error of the newest accepted update, and its round
-residual.old   the residual before that round, used if the round is void
-residual.next  the residual that becomes current when the pending upload is accepted
+memory*        what the client keeps between its steps (memory.py)
+residual*      the same of earlier versions, for lossy runs: the coding error of the newest
+               accepted update and its round; in residual.old, that before the round
 ended.json     the run that is over and the folder of its final model; deleted as the last step
                before a normal exit
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ssfl.client.memory import ClientMemory
 from ssfl.durable.files import remove_leftovers, write_atomic
 from ssfl.method.errors import ModelFileError
 from ssfl.program.model_io.safetensors_model import MODEL
@@ -56,6 +57,7 @@ class LocalState:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
+        self.memory = ClientMemory(folder)
 
     def token(self) -> bytes:
         """Return the client's token; create it if it is missing or damaged."""
@@ -67,20 +69,8 @@ class LocalState:
         path.chmod(0o600)  # the token permits joining as this client
         return token
 
-    def save(
-        self,
-        upload: PendingUpload,
-        mask_digest: bytes = b"",
-        round_number: int = 0,
-        residual: npt.NDArray[np.float32] | None = None,
-    ) -> None:
-        """Store a pending upload and, in lossy runs, its residual."""
-        if residual is None:
-            (self.folder / "residual.next").unlink(missing_ok=True)
-        else:
-            data = _ROUND.pack(round_number) + residual.astype("<f4").tobytes()
-            tag = _tag(upload.run_id, mask_digest, data)
-            write_atomic(self.folder / "residual.next", [tag, memoryview(data)])
+    def save(self, upload: PendingUpload) -> None:
+        """Store a pending upload."""
         write_atomic(self.folder / "answer.bin", [upload.header, upload.payload])
         fields = {
             "run_id": upload.run_id,
@@ -106,19 +96,10 @@ class LocalState:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def commit_residual(self) -> None:
-        """Make the residual of the accepted upload the current one."""
-        following, current = self.folder / "residual.next", self.folder / "residual"
-        if not following.exists():
-            return
-        if current.exists() and _round_of(current) != _round_of(following):
-            current.replace(self.folder / "residual.old")
-        following.replace(current)
-
     def residual(
         self, run_id: str, mask_digest: bytes, round_number: int
     ) -> npt.NDArray[np.float32] | None:
-        """Return the residual before a round, or None if there is none for this run and mask."""
+        """Return the residual that a version before `memory` left; None if it does not fit."""
         # A residual with this round's number is from a void attempt: use the older one.
         for name in ("residual", "residual.old"):
             try:
@@ -135,7 +116,7 @@ class LocalState:
 
     def drop(self) -> None:
         """Delete the pending upload after it was acknowledged or became stale."""
-        for name in ("answer.json", "answer.bin", "residual.next"):
+        for name in ("answer.json", "answer.bin"):
             (self.folder / name).unlink(missing_ok=True)
 
     def save_ended(self, ended: EndedRun) -> None:
@@ -158,12 +139,6 @@ class LocalState:
     def forget_ended(self) -> None:
         """Remove the record of an ended run."""
         (self.folder / "ended.json").unlink(missing_ok=True)
-
-
-def _round_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(_DIGEST_BYTES)
-        return file.read(_ROUND.size)
 
 
 def _tag(run_id: str, mask_digest: bytes, data: bytes) -> bytes:

@@ -83,7 +83,7 @@ def _take_part(config: ClientConfig, client_id: str, access: Access, stats: Clie
         raise ProgramError(str(error), ExitCode.BAD_DATA) from error
     except OSError as error:
         raise ProgramError(
-            f"{error}: nothing is lost; free space or fix the disk, then restart the client",
+            f"{error}: nothing is lost; free up space or fix the disk, then restart the client",
             ExitCode.STATE,
         ) from error
     finally:

@@ -87,8 +87,8 @@ def _send(
                     case "receipt":
                         seconds = time.monotonic() - began_s
                         stats.end_transfer("up", len(payload) - offset, seconds)
-                        # The coordinator ends the call. If it were cancelled here while the
-                        # last message is under way, grpc.aio would leak 80 bytes there.
+                        # The coordinator ends the call. Cancelling it here, while the last
+                        # message is under way, would leak 80 bytes in its grpc.aio.
                         outcome = response.receipt.outcome
     except grpc.RpcError as error:
         if outcome is None:

@@ -103,7 +103,7 @@ def decode_blocks(
 
 def decode(code: ValueCode, payload: Buffer, count: int, reference: Floats | None) -> Floats:
     """Return the `count` values of a payload."""
-    check_can_hold(len(payload), count)  # every code has at least one byte per value
+    check_can_hold(len(payload), count)  # a value has at least one byte before compression
     values = np.empty(count, dtype=np.float32)
     for start, block in decode_blocks(code, payload, count, reference):
         values[start : start + block.size] = block

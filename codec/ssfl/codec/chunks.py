@@ -69,7 +69,7 @@ class Receiver:
         return self.offset == self.num_bytes
 
     def check(self, offset: int, data: bytes, crc32: int) -> None:
-        """Accept the next chunk; raise a CodecError if it is another one or is damaged."""
+        """Accept the next chunk; raise a CodecError if it is not the next or is damaged."""
         if not 1 <= len(data) <= MAX_CHUNK_BYTES:
             raise ChunkError(f"a chunk has 1 to {MAX_CHUNK_BYTES} bytes, this one {len(data)}")
         if offset != self.offset:

@@ -7,7 +7,7 @@ value, all others are zero. An encoding turns the vector into a payload and back
 - `decode(encode(v), v.size, v.num_kept, v.bits)` equals v bit for bit, including NaN payloads,
   -0.0 and subnormal numbers.
 - Without `bits`, an encoding that `needs_mask` refuses to decode. Any other encoding restores
-  every coordinate's bits, and it restores v if its payload names the kept coordinates.
+  `v.dense()` bit for bit, and also the mask if the payload names the kept coordinates.
 - With `bits`, a payload of another mask raises MaskError: no value lands on a wrong coordinate.
 - `parts` and `reader` produce the payload piece by piece with a fixed amount of scratch memory.
   Reading all of it takes time linear in `size`, for any buffer size.
@@ -31,7 +31,7 @@ from ssfl.codec.masks import checked
 from ssfl.codec.sections import Buffer
 
 MAX_SIZE = 1 << 31  # coordinates: indices fit in 32 bits, a mask in 256 MiB
-BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks start at a byte
+BLOCK = 1 << 16  # coordinates at a time; a multiple of 8, so that blocks start on a byte boundary
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class Encoding(ABC):
 
     @abstractmethod
     def parts(self, vector: SparseVector) -> Iterator[memoryview]:
-        """Yield the payload's bytes in order: views of the vector, or scratch of one block.
+        """Yield the payload's bytes in order: views of the vector, or up to a block of scratch.
 
         A part stays valid after the next one is produced. A part may be empty.
         """

@@ -52,8 +52,8 @@ class Dense(Encoding):
         if bits is None:
             if np.count_nonzero(words) > num_kept:
                 raise MaskError(f"more than {num_kept} coordinates are not zero")
-            spare = bytes([(1 << size % 8) - 1]) if size % 8 else b""
-            return SparseVector(size, b"\xff" * (size // 8) + spare, values)  # all are kept
+            last = bytes([(1 << size % 8) - 1]) if size % 8 else b""
+            return SparseVector(size, b"\xff" * (size // 8) + last, values)  # all are kept
         chosen = np.empty(num_kept, dtype=np.float32)
         at = 0
         for start, kept in kept_blocks(bits, size):

@@ -79,7 +79,7 @@ def decode_blocks(payload: Buffer, count: int) -> Iterator[tuple[int, Floats]]:
     reader = SectionReader(payload)
     mantissa_bits, lowest = _HEADER.unpack(reader.read_raw(_HEADER.size))
     if mantissa_bits > MAX_MANTISSA_BITS or lowest == 0:
-        raise MalformedPayload("not the head of a score code")
+        raise MalformedPayload("not the header of a score payload")
     values = _table(mantissa_bits, lowest)
     for start in range(0, count, BLOCK):
         codes = reader.read(min(BLOCK, count - start))

@@ -75,19 +75,20 @@ def _encode(
 ) -> memoryview:
     contents: list[list[Bools]] = [[] for _ in range(CLASSES)]
     for part, order, counts in _sorted(shapes, side, weights, width):
-        ends = np.cumsum(counts)
-        for number, piece in enumerate(np.split(kept[part][order], ends[:-1])):
-            contents[number].append(piece)
+        bits, start = kept[part][order], 0
+        for number in np.flatnonzero(counts).tolist():
+            end = start + int(counts[number])
+            contents[number].append(bits[start:end])
+            start = end
     out = memoryview(bytearray(max_encoded_bytes(shapes)))
     out[0], out[1] = int(weights is not None), width
     writer = SectionWriter(levels=(1,))
-    about = np.frombuffer(b"".join(map(_side_bytes, side)), dtype=np.uint8)
-    at = 2 + writer.write(about, out[2:])
-    for pieces in contents:
-        content = np.concatenate([np.empty(0, dtype=np.bool_), *pieces])
+    side_data = np.frombuffer(b"".join(map(_side_bytes, side)), dtype=np.uint8)
+    at = 2 + writer.write(side_data, out[2:])
+    for pieces in filter(None, contents):
+        content = np.packbits(np.concatenate(pieces), bitorder="little")
         pieces.clear()
-        if content.size:
-            at += writer.write(np.packbits(content, bitorder="little"), out[at:])
+        at += writer.write(content, out[at:])
     return out[:at]
 
 
@@ -143,7 +144,7 @@ def _dimensions(shape: Shape) -> tuple[int, int, int]:
 
 
 def _side_size(shapes: Sequence[Shape]) -> int:
-    """Return the bytes of the side information."""
+    """Return the size of the side information, in bytes."""
     return sum(2 + inputs + outputs for outputs, inputs, _ in map(_dimensions, shapes))
 
 
@@ -202,9 +203,9 @@ def _sorted(
         row = inputs * rest
         step = max(1, _BLOCK // max(1, row))
         for first in range(0, outputs if row else 0, step):
-            some = info.outputs[first : first + step]
-            part = slice(start + first * row, start + (first + some.size) * row)
-            levels = some[:, None, None] + info.inputs[None, :, None]  # (some, inputs, 1)
+            channels = info.outputs[first : first + step]
+            part = slice(start + first * row, start + (first + channels.size) * row)
+            levels = channels[:, None, None] + info.inputs[None, :, None]  # (channels, inputs, 1)
             levels = np.repeat(levels, rest, axis=2).reshape(-1)
             if weights is not None:
                 levels += _weight_levels(weights[part])

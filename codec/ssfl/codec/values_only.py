@@ -4,7 +4,7 @@
 
 `VALUES_ONLY` encodes a sparse vector whose mask the receiver holds. The functions of this module
 do the same for bare values: `decode(encode(v), v.size)` equals v bit for bit, including NaN
-payloads and -0.0, and the payload has `encoded_bytes(v.size)`.
+payloads and -0.0. The encoded payload is `encoded_bytes(v.size)` bytes long.
 
 >>> from ssfl.codec.contract import SparseVector
 >>> vector = SparseVector(4, b"\\x0d", np.array([1, -2, 0.5], dtype=np.float32))

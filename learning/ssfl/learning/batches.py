@@ -1,13 +1,15 @@
 """The samples and the learning rate of each step.
 
-Random orders come from named streams, never from torch. Round r starts at the rate
-`learning_rate * lr_decay ** r`. With `local_schedule` cosine, epoch e of the round's E epochs has
+Random orders come from named streams, never from torch. Round r of R starts at the rate
+`learning_rate * lr_decay ** r`. With `lr_schedule` cosine it is `learning_rate` times
+(1 + cos(pi r / R)) / 2, with step:N:F times F ** (r // N). The first W = `lr_warmup_rounds` rounds
+have (r + 1) / (W + 1) of that. With `local_schedule` cosine, epoch e of the round's E epochs has
 the rate lowest + (rate - lowest) * (1 + cos(pi e / E)) / 2 with a lowest rate of 1e-5. The cosine
 restarts in every round.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.datasets.shards.shard_file import Array, Shard
+from ssfl.learning.augment import Crops, crop_and_flip, is_augmented, scoring_crops
+from ssfl.learning.task import HasLoss
+from ssfl.method.schedule import parse_lr_schedule
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 
@@ -43,11 +48,34 @@ def training_batches(
         epoch += 1
 
 
+def steps_of(epochs: range | None, num_samples: int, settings: RunSettings) -> tuple[int, int]:
+    """Return the first step of some epochs of a round, and the step after the last; None: all."""
+    steps = count_steps(num_samples, settings)
+    if epochs is None:
+        return 0, steps
+    per_epoch = -(-num_samples // settings.batch_size)
+    return min(epochs.start * per_epoch, steps), min(epochs.stop * per_epoch, steps)
+
+
+def round_rate(settings: RunSettings, round_number: int) -> float:
+    """Return the rate at the start of a round; after the last round, the last one of a cosine."""
+    kind, every, factor = parse_lr_schedule(settings.lr_schedule)
+    if kind == "cosine":
+        share = min(round_number, settings.rounds - 1) / settings.rounds
+        rate = settings.learning_rate * (1 + math.cos(math.pi * share)) / 2
+    elif kind == "step":
+        rate = settings.learning_rate * factor ** (round_number // every)
+    else:
+        rate = settings.learning_rate * settings.lr_decay**round_number
+    warmup = settings.lr_warmup_rounds
+    return rate * (round_number + 1) / (warmup + 1) if round_number < warmup else rate
+
+
 def epoch_rate(
     settings: RunSettings, round_number: int, epoch: int, num_epochs: int | None = None
 ) -> float:
     """Return the rate of an epoch, counted from 0; `num_epochs` defaults to `local_epochs`."""
-    rate = settings.learning_rate * settings.lr_decay**round_number
+    rate = round_rate(settings, round_number)
     if settings.local_schedule == "constant":
         return rate
     angle = math.pi * epoch / (num_epochs or settings.local_epochs)
@@ -113,10 +141,35 @@ def scoring_batches(
             yield balanced_batch(labels, settings.batch_size, stream)
 
 
-def batch_tensors(x: Array, y: Array, indices: Indices, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the samples at `indices` as tensors on the model's device; float64 becomes float32."""
+def scoring_tensors(
+    model: nn.Module,
+    task: HasLoss,
+    shard: Shard,
+    settings: RunSettings,
+    client_id: str,
+    mask_epoch: int,
+    batches: Iterable[Indices],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the minibatches of `scoring_batches` as tensors: plain, or augmented as in training."""
+    is_ours = getattr(task, "fit", None) is None  # a task's own loop does not augment
+    augmented = settings.scoring_augment and is_ours and is_augmented(settings, shard)
+    crops = None
+    for number, indices in enumerate(batches):
+        if augmented:
+            crops = scoring_crops(settings, mask_epoch, client_id, number, len(indices))
+        yield batch_tensors(shard.train_x, shard.train_y, indices, model, crops)
+
+
+def batch_tensors(
+    x: Array, y: Array, indices: Indices, model: nn.Module, crops: Crops | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the samples at `indices` as tensors on the model's device; float64 becomes float32.
+
+    With `crops`, the samples are images, which are augmented.
+    """
     device = next(model.parameters()).device
-    return _tensor(x[indices], device), _tensor(y[indices], device)
+    chosen = x[indices] if crops is None else crop_and_flip(x[indices], crops)
+    return _tensor(chosen, device), _tensor(y[indices], device)
 
 
 def _tensor(array: Array, device: torch.device) -> Tensor:

@@ -1,14 +1,15 @@
 """The manifest of a network: its tensors, their roles and their initial values.
 
 - Weights of convolutions and linear layers are masked and start Kaiming normal,
-  N(0, 2 / fan_in), as in the paper. Their biases are dense and start at zero. With the
-  initialization `torch-default` both start as in torch, uniform within 1 / sqrt(fan_in), which
-  equals its Kaiming uniform with a = sqrt(5).
+  N(0, 2 / fan_in). Their biases are dense and start at zero. With the initialization
+  `torch-default` both start as in torch, uniform within 1 / sqrt(fan_in), which equals its Kaiming
+  uniform with a = sqrt(5). With `paper`, the weights of convolutions start Kaiming normal, and all
+  others as in torch.
 - Frozen weights are dense: without a gradient they would score zero and be pruned first.
 - Scale and shift of norm layers are dense and start at one and zero.
 - Embeddings are dense and start N(0, 1), as in torch.
-- Running statistics are buffers. Counters (`num_batches_tracked`) and buffers that a model does
-  not save are left out: their average has no meaning.
+- Running statistics are buffers. Counters (`num_batches_tracked`), the constants of a Normalize
+  layer and buffers that a model does not save are left out: their average has no meaning.
 - Any other parameter is dense, and its initial value is sent once: by the first client, or from
   the file of --init.
 
@@ -26,8 +27,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from ssfl.learning.errors import ModelError
+from ssfl.learning.normalize import Normalize
+from ssfl.method.image_settings import INITIALIZATIONS, KAIMING_NORMAL, PAPER
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
-from ssfl.method.settings import INITIALIZATIONS
 
 _WEIGHTED = (_ConvNd, nn.Linear)
 NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -39,7 +41,7 @@ def manifest_of(
     description: Mapping[str, Any],
     *,
     own_weights: bool = False,
-    initialization: str = "kaiming-normal",
+    initialization: str = KAIMING_NORMAL,
 ) -> Manifest:
     """Return the manifest of a model: parameters in the model's order, then buffers.
 
@@ -77,12 +79,13 @@ def _parameter_rule(
 ) -> tuple[Role, Init]:
     if isinstance(owner, _WEIGHTED) and leaf == "weight" and parameter.ndim >= 2:
         role = Role.MASKED if parameter.requires_grad else Role.DENSE
-        if initialization == "torch-default":
-            return role, _torch_default(parameter)
-        return role, Init("normal", math.sqrt(2 / _fan_in(parameter)))
+        is_conv = isinstance(owner, _ConvNd)
+        if initialization == KAIMING_NORMAL or (initialization == PAPER and is_conv):
+            return role, Init("normal", math.sqrt(2 / _fan_in(parameter)))
+        return role, _torch_default(parameter)
     if isinstance(owner, _WEIGHTED) and leaf == "bias":
         weight = getattr(owner, "weight", None)
-        if initialization == "torch-default" and isinstance(weight, Tensor) and weight.ndim >= 2:
+        if initialization != KAIMING_NORMAL and isinstance(weight, Tensor) and weight.ndim >= 2:
             return Role.DENSE, _torch_default(weight)
         return Role.DENSE, Init("zeros")
     if isinstance(owner, NORM_LAYERS) and leaf in ("weight", "bias"):
@@ -106,7 +109,8 @@ def _running_statistics(model: nn.Module) -> Iterator[tuple[str, Tensor, Init]]:
     owners, saved = dict(model.named_modules()), model.state_dict()
     for name, buffer in model.named_buffers():
         prefix, _, leaf = name.rpartition(".")
-        if name not in saved or not buffer.is_floating_point():
+        is_constant = isinstance(owners[prefix], Normalize)
+        if name not in saved or is_constant or not buffer.is_floating_point():
             continue
         is_norm = isinstance(owners[prefix], _NormBase)
         rules = {"running_mean": Init("zeros"), "running_var": Init("ones")} if is_norm else {}

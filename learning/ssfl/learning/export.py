@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
+from ssfl.method.image_settings import constant_tensors
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 
@@ -28,9 +29,11 @@ def to_csr(manifest: Manifest, mask: Mask, vector: npt.NDArray[np.float32]) -> d
     """Return {"tensors": tensors by name, "shapes": shapes of the sparse tensors}.
 
     A masked weight becomes a CSR matrix (out, in x kernel) with 32-bit indices. It holds exactly
-    the kept values, including zeros. All other tensors are unchanged.
+    the kept values, including zeros. All other tensors, and the constants of the network, are
+    unchanged.
     """
-    tensors = {name: torch.tensor(array) for name, array in manifest.unflatten(vector).items()}
+    arrays = constant_tensors(manifest.model) | manifest.unflatten(vector)
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     kept, shapes = mask.bools(), {}
     for spec, place in manifest.masked():
         shapes[spec.name] = spec.shape

@@ -3,7 +3,8 @@
 The score of weight j is w_j * (H g)_j, with g the gradient and H the Hessian of the mean loss over
 the minibatches, with respect to the masked weights. It is signed, and the largest are kept; the
 paper negates it and removes the largest. As in the paper, the model's outputs are divided by 200,
-which flattens the softmax. This is done for classes only.
+which flattens the softmax. This is done for classes only. The mask keeps as many weights as asked;
+the authors' code keeps one more, since the weight at its threshold stays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import batch_tensors, scoring_batches
+from ssfl.learning.batches import scoring_batches, scoring_tensors
 from ssfl.learning.errors import DivergedError, ModelError
 from ssfl.learning.saliency import scoring_mode, trained_places
 from ssfl.learning.task import Task
@@ -40,7 +41,7 @@ def grasp_locally(
 ) -> Vector:
     """Return a client's signed scores, (num_masked,), from the same minibatches as saliency."""
     chosen = scoring_batches(shard, settings, client_id, mask_epoch, num_batches)
-    batches = [batch_tensors(shard.train_x, shard.train_y, indices, model) for indices in chosen]
+    batches = list(scoring_tensors(model, task, shard, settings, client_id, mask_epoch, chosen))
     temperature = TEMPERATURE if shard.num_classes else 1.0
     return grasp_scores(model, manifest, task, batches, temperature)
 

@@ -31,6 +31,7 @@ def build_model(settings: RunSettings, shard: shard_file.Shard) -> nn.Module:
         shard.num_classes,
         norm=settings.norm,
         width=settings.width,
+        normalize=settings.normalize,
     )
 
 

@@ -8,8 +8,10 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -17,15 +19,18 @@ from torch import Tensor, nn
 
 from ssfl.datasets.errors import DataError
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.errors import LearningError, TaskError
+from ssfl.learning.augment import check_augment
+from ssfl.learning.errors import LearningError, ModelError, TaskError
 from ssfl.learning.explain import explain
+from ssfl.learning.own_fit import Fit
 from ssfl.learning.task import ACCURACY, MAX_METRICS
+from ssfl.method.image_settings import AUTO, CROP_FLIP, NONE, resolve_normalize
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 
 IMAGE = "image"
 BUILT_IN = {IMAGE: "ssfl.learning.image_task", "table": "ssfl.learning.table_task"}
-FUNCTIONS = ("load_shard", "build_model", "loss")  # and `metrics`, if there are any
+FUNCTIONS = ("load_shard", "build_model", "loss")  # `metrics` and `fit` are optional
 
 Kind = TypeVar("Kind")
 
@@ -44,6 +49,7 @@ class LoadedTask:
         return self._call("load_shard", Shard, path)
 
     def build_model(self, settings: RunSettings, shard: Shard) -> nn.Module:
+        self._check_images(settings, shard)
         torch.manual_seed(int(Stream(settings.seed, "torch", "build").words(1)[0]))
         return self._call("build_model", nn.Module, settings, shard)
 
@@ -52,6 +58,9 @@ class LoadedTask:
         built = {"input_shape": list(shard.input_shape), "num_classes": shard.num_classes}
         if self.name == "image":
             built |= {"model": settings.model, "norm": settings.norm, "width": settings.width}
+            scaled = settings.normalize, shard.input_shape, shard.num_classes
+            if (statistics := resolve_normalize(*scaled)) != NONE:
+                built["normalize"] = statistics
         elif self.name == "table":
             built |= {"model": "mlp", "width": settings.width}
         return {"task": self.name, **built}
@@ -81,6 +90,31 @@ class LoadedTask:
                 f"task {self.name}: {len(means)} metrics, at most {MAX_METRICS} are allowed"
             )
         return {name: self._metric(name, value) for name, value in means.items()}
+
+    @property
+    def fit(self) -> Fit | None:
+        """The task's own training loop, if it has one."""
+        has_one = callable(getattr(self.module, "fit", None))
+        return partial(self._call, "fit", object) if has_one else None
+
+    @property
+    def score_with_fit(self) -> bool:
+        """True if scores are those of the gradients in `fit`."""
+        return bool(getattr(self.module, "SCORE_WITH_FIT", False))
+
+    def _check_images(self, settings: RunSettings, shard: Shard) -> None:
+        """Raise ModelError if a setting of images has no effect in this task."""
+        check_augment(settings, shard)
+        if settings.augment == CROP_FLIP and self.fit:
+            raise ModelError(
+                f"--augment {settings.augment} is not available for a task with its own fit: let "
+                "fit augment its batches, and use --augment none"
+            )
+        if settings.normalize not in (NONE, AUTO) and self.name != IMAGE:
+            raise ModelError(
+                f"--normalize is for the built-in image task: let the task {self.name} scale its "
+                "inputs, in load_shard or in its network, and use --normalize none"
+            )
 
     def _metric(self, name: Any, value: Any) -> float:
         """Return a metric, a number or a scalar tensor, as a float."""
@@ -138,9 +172,23 @@ def load_task(spec: str) -> LoadedTask:
     missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     if missing:
         raise TaskError(f"task {spec} does not define {', '.join(missing)}")
+    if getattr(module, "SCORE_WITH_FIT", False) and not callable(getattr(module, "fit", None)):
+        raise TaskError(f"task {spec} has SCORE_WITH_FIT = True, but does not define fit")
     own_weights = bool(getattr(module, "OWN_WEIGHTS", False))
     source = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
     return LoadedTask(name, hashlib.sha256(source).digest(), own_weights, module, spec)
+
+
+class _SourceLoader(SourceFileLoader):
+    """A loader that ignores compiled files.
+
+    Python reuses a compiled file if the source has the same size and was written in the same
+    second. A task that was edited within a second would then run its old code.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return compile(self.get_data(path), path, "exec", dont_inherit=True)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -149,7 +197,8 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that modules next to the task shadow nothing
-    spec = importlib.util.spec_from_file_location(f"ssfl_task_{path.stem}", path.resolve())
+    name, file = f"ssfl_task_{path.stem}", str(path.resolve())
+    spec = importlib.util.spec_from_file_location(name, file, loader=_SourceLoader(name, file))
     assert spec and spec.loader  # a .py file always has them
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # for dataclasses and pickling

@@ -1,42 +1,48 @@
-"""Local SGD inside the mask (paper, Algorithm 1, phase 2).
+"""Local training inside the mask (paper, Algorithm 1, phase 2).
 
-Every step: gradient, times the mask, clipped by its norm, SGD step, weights times the mask. A
-pruned weight is exactly zero after every step, with any momentum and weight decay. A mask of ones
-gives plain SGD, bit for bit. Every round has a new optimiser; batches.py has the learning rate.
+Every step: gradient, times the mask, clipped by its norm, optimizer step, weights times the mask. A
+pruned weight is exactly zero after every step, whatever the optimizer's state. A mask of ones gives
+plain training, bit for bit. Every round has a new optimizer (optimizers.py); batches.py has the
+learning rate. Images may be augmented (augment.py), also for a personal model. A task may have its
+own loop (own_fit.py).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
 from ssfl.datasets.shards.shard_file import Shard
-from ssfl.learning.batches import batch_tensors, count_steps, step_rates, training_batches
-from ssfl.learning.errors import DivergedError, ModelError
-from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.flatten import masked_parameters
-from ssfl.learning.task import Task
+from ssfl.learning.augment import is_augmented, training_crops
+from ssfl.learning.batches import (
+    batch_tensors,
+    count_steps,
+    step_rates,
+    steps_of,
+    training_batches,
+)
+from ssfl.learning.errors import DivergedError
+from ssfl.learning.optimizer_state import StateMemory, load_state, save_state
+from ssfl.learning.optimizers import Sgd, StepTaker, optimizer_for
+from ssfl.learning.own_fit import Batches, Step, fit_round
+from ssfl.learning.pruned_weights import (
+    Pruned,
+    StepChange,
+    force_zeros,
+    mask_gradients,
+    pruned_parameters,
+    zero_pruned_weights,
+)
+from ssfl.learning.task import HasLoss, task_name
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
-
-Pruned = list[tuple[Tensor, Tensor]]  # a masked parameter and its mask of zeros and ones
-
-
-@dataclass(frozen=True, slots=True)
-class LocalResult:
-    """The values to send after local training, and their evaluations."""
-
-    values: npt.NDArray[np.float32]
-    training_loss: float
-    base: Evaluation  # of the base, before training
-    personal: Evaluation  # of the trained model, before it is sent
+from ssfl.method.training_rules import TrainingRule
 
 
 def personal_settings(settings: RunSettings) -> RunSettings:
@@ -49,114 +55,130 @@ def personal_settings(settings: RunSettings) -> RunSettings:
         settings,
         local_epochs=settings.personalize_epochs,
         local_steps=0,
-        lr_decay=1.0 if settings.personalize_lr == "restart" else settings.lr_decay,
+        **(_FULL_RATE if settings.personalize_lr == "restart" else {}),
     )
 
 
-class Sgd:
-    """The optimiser of one round, with the bits of `torch.optim.SGD`; momentum starts at zero.
-
-    Torch's class imports torch's compiler when it is first used, which takes 1.5 s of CPU in every
-    client process. The function below it, which torch exports, does not.
-    """
-
-    def __init__(self, model: nn.Module, *, momentum: float, weight_decay: float) -> None:
-        self.parameters = list(model.parameters())
-        self._momentum = momentum
-        self._weight_decay = weight_decay
-        self._buffers: dict[nn.Parameter, Tensor | None] = {}
-
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Update every parameter that has a gradient."""
-        moved = [parameter for parameter in self.parameters if parameter.grad is not None]
-        buffers = [self._buffers.get(parameter) for parameter in moved]
-        sgd(
-            list(moved),
-            [parameter.grad for parameter in moved if parameter.grad is not None],
-            buffers,
-            foreach=False,
-            weight_decay=self._weight_decay,
-            momentum=self._momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        self._buffers.update(zip(moved, buffers, strict=True))
+_FULL_RATE: dict[str, Any] = {"lr_schedule": "decay", "lr_decay": 1.0, "lr_warmup_rounds": 0}
 
 
 def train_locally(
     model: nn.Module,
     manifest: Manifest,
     mask: Mask,
-    task: Task,
+    task: HasLoss,
     shard: Shard,
     settings: RunSettings,
     round_number: int,
     client_id: str,
     on_step: Callable[[int, int], None] | None = None,
+    rules: Sequence[TrainingRule] = (),
+    epochs: range | None = None,
+    memory: StateMemory | None = None,
+    optimizer: StepTaker | None = None,
 ) -> float:
     """Train the model in place on the shard; return the mean loss over all samples of all steps.
 
     `on_step(done, total)` is called after every step and may raise to stop. Raise DivergedError
     if a loss or a trained weight is not finite. Torch's generator is seeded from (seed, round,
-    client), so that dropout is reproducible.
+    client), so that dropout is reproducible. `epochs` selects some of the round's epochs.
+    `memory` keeps the optimizer's state if the settings ask for it; without it the state begins
+    anew. `optimizer` replaces that of the settings, and the task's own loop.
     """
-    pruned = _pruned_parameters(model, manifest, mask)
-    optimizer = Sgd(model, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    optimizer.zero_grad()
-    torch.manual_seed(int(Stream(settings.seed, "torch", round_number, client_id).words(1)[0]))
+    pruned = pruned_parameters(model, manifest, mask)
+    changes = [StepChange(rule, model, manifest, mask) for rule in rules]
+    for parameter in model.parameters():
+        parameter.grad = None
+    later = [epochs.start] if epochs and epochs.start else []
+    seeds = Stream(settings.seed, "torch", round_number, client_id, *later)
+    torch.manual_seed(int(seeds.words(1)[0]))
     model.train()
-    _zero_pruned_weights(pruned)
+    zero_pruned_weights(pruned)
     total = count_steps(shard.num_samples, settings)
-    loss_sum, num_seen = 0.0, 0
     batches = training_batches(shard.num_samples, settings, round_number, client_id)
     rates = step_rates(settings, round_number, shard.num_samples)
-    for step, (indices, rate) in enumerate(zip(batches, rates, strict=True), start=1):
-        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model)
+    first, stop = steps_of(epochs, shard.num_samples, settings)
+    steps = islice(enumerate(zip(batches, rates, strict=True), start=1), first, stop)
+    report = on_step or _ignore
+    fit = getattr(task, "fit", None) if optimizer is None else None
+    if fit and first < stop:
+        samples = Batches(shard, settings, round_number, model, steps, stop - first)
+        mean_loss = fit_round(
+            fit, task_name(task), model, samples, settings, pruned, changes,
+            lambda done: report(done, total),
+        )  # fmt: skip
+    else:
+        keeps = memory if settings.optimizer_state == "keep" else None
+        usual = None if optimizer else optimizer_for(list(model.parameters()), settings)
+        if usual and keeps is not None:
+            load_state(usual, model, manifest, settings, keeps)
+        taker = optimizer or usual
+        assert taker is not None
+        mean_loss = _train(
+            model, task, shard, taker, steps, pruned, changes, settings, round_number, client_id,
+            lambda done: report(done, total),
+        )  # fmt: skip
+        if usual and keeps is not None:
+            save_state(usual, model, manifest, settings, keeps)
+    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+        raise DivergedError("a trained weight is not a finite number", round_number)
+    return mean_loss
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """Ignore the progress of a round."""
+
+
+def _train(
+    model: nn.Module,
+    task: HasLoss,
+    shard: Shard,
+    optimizer: StepTaker,
+    steps: Iterable[Step],
+    pruned: Pruned,
+    changes: Sequence[StepChange],
+    settings: RunSettings,
+    round_number: int,
+    client_id: str,
+    on_step: Callable[[int], None],
+) -> float:
+    """Take the steps with the task's loss; return the mean loss."""
+    loss_sum, num_seen = 0.0, 0
+    augmented, crops = is_augmented(settings, shard), None
+    for step, (indices, rate) in steps:
+        if augmented:
+            crops = training_crops(settings, round_number, client_id, step, len(indices))
+        x, y = batch_tensors(shard.train_x, shard.train_y, indices, model, crops)
         loss = task.loss(model, x, y)
         loss_value = loss.item()
         if not math.isfinite(loss_value):
             raise DivergedError(f"the loss is {loss_value} in step {step}", round_number)
-        _take_step(optimizer, loss, pruned, rate, settings.clip_norm)
+        _take_step(optimizer, loss, pruned, rate, settings.clip_norm, changes)
         loss_sum += loss_value * len(indices)
         num_seen += len(indices)
-        if on_step:
-            on_step(step, total)
-    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-        raise DivergedError("a trained weight is not a finite number", round_number)
-    return loss_sum / num_seen
+        on_step(step)
+    return loss_sum / num_seen if num_seen else 0.0
 
 
-def _take_step(optimizer: Sgd, loss: Tensor, pruned: Pruned, rate: float, clip_norm: float) -> None:
+def _take_step(
+    optimizer: StepTaker,
+    loss: Tensor,
+    pruned: Pruned,
+    rate: float,
+    clip_norm: float,
+    changes: Sequence[StepChange],
+) -> None:
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-    for parameter, kept in pruned:
-        if parameter.grad is not None:
-            parameter.grad.mul_(kept)
+    for change in changes:
+        change.before_step()
+    mask_gradients(pruned)
     if clip_norm > 0:
         nn.utils.clip_grad_norm_(optimizer.parameters, clip_norm)
     optimizer.step(rate)
     optimizer.zero_grad()
-    _zero_pruned_weights(pruned)
-
-
-def _pruned_parameters(model: nn.Module, manifest: Manifest, mask: Mask) -> Pruned:
-    if mask.size != manifest.num_masked:
-        raise ModelError(f"a mask of {mask.size} weights for a model of {manifest.num_masked}")
-    kept = torch.from_numpy(mask.bools())
-    return [
-        (parameter, kept[place].reshape(parameter.shape).to(parameter))
-        for parameter, place in masked_parameters(model, manifest)
-    ]
-
-
-def _zero_pruned_weights(pruned: Pruned) -> None:
-    with torch.no_grad():
-        for parameter, kept in pruned:
-            parameter.mul_(kept)
+    for change in changes:
+        change.after_step(rate)
+    if isinstance(optimizer, Sgd):
+        zero_pruned_weights(pruned)
+    else:  # an adaptive step of a zero gradient may be 0/0
+        force_zeros(pruned)

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from ssfl.learning.errors import ModelError
+from ssfl.learning.normalize import normalized
 from ssfl.learning.resnet import RESNETS, resnet
+from ssfl.method.image_settings import NONE, resolve_normalize
 from ssfl.method.manifest import MAX_PARAMETERS, format_shape
 from ssfl.method.settings import MODELS, NORMS
 
@@ -23,9 +25,18 @@ Shape = tuple[int, ...]
 
 
 def build_model(
-    name: str, input_shape: Shape, num_classes: int, *, norm: str = "group", width: int = 0
+    name: str,
+    input_shape: Shape,
+    num_classes: int,
+    *,
+    norm: str = "group",
+    width: int = 0,
+    normalize: str = NONE,
 ) -> nn.Module:
-    """Return the network for inputs of `input_shape`; raise ModelError if it is impossible."""
+    """Return the network for inputs of `input_shape`; raise ModelError if it is impossible.
+
+    `norm`, `width` and `normalize` are the run settings of these names.
+    """
     if name not in MODELS:
         raise ModelError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
     if num_classes < 2 or not input_shape or min(input_shape) < 1:
@@ -37,10 +48,14 @@ def build_model(
     if smallest:
         _check_image(name, norm, input_shape, smallest)
 
+    statistics = resolve_normalize(normalize, input_shape, num_classes)
+
     def build() -> nn.Module:
         if name in RESNETS:
-            return resnet(RESNETS[name], input_shape[0], num_classes, norm, width)
-        return _PLAIN[name].build(input_shape, num_classes, width)
+            network = resnet(RESNETS[name], input_shape[0], num_classes, norm, width)
+        else:
+            network = _PLAIN[name].build(input_shape, num_classes, width)
+        return normalized(network, statistics, input_shape[0])
 
     with torch.device("meta"):  # shapes only, to check the size before allocation
         size = sum(parameter.numel() for parameter in build().parameters())
@@ -72,7 +87,7 @@ def smallest_side(name: str, norm: str = "group") -> int:
     return _PLAIN[name].smallest
 
 
-def mlp(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+def mlp(input_shape: Shape, num_classes: int, width: int) -> nn.Sequential:
     """Two hidden layers (with 200 units: the 2NN of McMahan et al. 2017), for any input shape."""
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise([math.prod(input_shape), width, width]):
@@ -80,7 +95,7 @@ def mlp(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, num_classes))
 
 
-def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Sequential:
     """Two 3x3 convolutions, the second twice as wide, each followed by pooling; 8 x width units.
 
     The default width of 16 gives 16 and 32 channels and 128 hidden units.
@@ -100,7 +115,7 @@ def cnn(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     )
 
 
-def cnn_small(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+def cnn_small(input_shape: Shape, num_classes: int, width: int) -> nn.Sequential:
     """Two 3x3 convolutions of stride 2, the second twice as wide, and 16 x width units.
 
     The default width of 8 gives 8 and 16 channels and 128 hidden units. Without pooling, the
@@ -120,7 +135,7 @@ def cnn_small(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     )
 
 
-def lenet5(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
+def lenet5(input_shape: Shape, num_classes: int, width: int) -> nn.Sequential:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling; 28x28 is padded to 32x32.
 
     The layers have 6 and 16 channels, 120 and 84 units; other widths scale them, with rounding.
@@ -143,7 +158,7 @@ def lenet5(input_shape: Shape, num_classes: int, width: int) -> nn.Module:
     )
 
 
-def _named(**layers: nn.Module) -> nn.Module:
+def _named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -151,7 +166,7 @@ def _named(**layers: nn.Module) -> nn.Module:
 class _Plain:
     """A network without norms."""
 
-    build: Callable[[Shape, int, int], nn.Module]
+    build: Callable[[Shape, int, int], nn.Sequential]
     width: int
     smallest: int
 

@@ -1,4 +1,4 @@
-"""ResNets for small images: 18 and 50 as the paper trains them, 20 to 110 of He et al. (2016).
+"""ResNets for small images: 18 and 50 as the paper trains them, 8 to 110 of He et al. (2016).
 
 The stem is one 3x3 convolution of stride 1 without pooling. Every stage after the first halves
 the image and doubles the channels. Norms are GroupNorms, which only have weights to average, or
@@ -18,7 +18,7 @@ class BlockLayers:
     """The norms and shortcuts that the blocks of one network share."""
 
     groups: int  # of a GroupNorm; 0: BatchNorm instead
-    padded: bool  # a shortcut that changes the shape pads; else it is a 1x1 convolution
+    padded: bool  # shortcuts that change the shape pad with zeros; else they are 1x1 convolutions
 
     def norm(self, channels: int) -> nn.Module:
         """Return a norm; its number of groups is reduced to one that divides the channels.
@@ -65,8 +65,8 @@ class Block(nn.Module):
         self.shortcut = parts.shortcut(channels_in, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = functional.relu(self.norm1(self.conv1(x)))
-        return functional.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
+        out = _relu(self.norm1(self.conv1(x)))
+        return _relu(self.norm2(self.conv2(out)).add_(self.shortcut(x)))
 
 
 class Bottleneck(nn.Module):
@@ -85,9 +85,9 @@ class Bottleneck(nn.Module):
         self.shortcut = parts.shortcut(channels_in, 4 * channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = functional.relu(self.norm1(self.conv1(x)))
-        out = functional.relu(self.norm2(self.conv2(out)))
-        return functional.relu(self.norm3(self.conv3(out)) + self.shortcut(x))
+        out = _relu(self.norm1(self.conv1(x)))
+        out = _relu(self.norm2(self.conv2(out)))
+        return _relu(self.norm3(self.conv3(out)).add_(self.shortcut(x)))
 
 
 class ChannelMean(nn.Module):
@@ -110,6 +110,7 @@ class ResNetDesign:
 RESNETS = {
     "resnet18": ResNetDesign(Block, (2, 2, 2, 2), width=64, padded=False),
     "resnet50": ResNetDesign(Bottleneck, (3, 4, 6, 3), width=64, padded=False),
+    "resnet8": ResNetDesign(Block, (1, 1, 1), width=16, padded=True),
     "resnet20": ResNetDesign(Block, (3, 3, 3), width=16, padded=True),
     "resnet32": ResNetDesign(Block, (5, 5, 5), width=16, padded=True),
     "resnet44": ResNetDesign(Block, (7, 7, 7), width=16, padded=True),
@@ -124,7 +125,7 @@ def resnet(
     """Return the network for images of `channels`, with `width` channels in its first stage."""
     parts = BlockLayers(0 if norm == "batch" else design.width // 2, design.padded)
     layers = OrderedDict[str, nn.Module](
-        conv1=_conv(channels, width, 3), norm1=parts.norm(width), relu=nn.ReLU()
+        conv1=_conv(channels, width, 3), norm1=parts.norm(width), relu=nn.ReLU(inplace=True)
     )
     before = width
     for number, blocks in enumerate(design.stages):
@@ -141,3 +142,8 @@ def resnet(
 
 def _conv(channels_in: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels_in, channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+def _relu(x: Tensor) -> Tensor:
+    """Overwrite the output of a norm, which no gradient needs."""
+    return functional.relu(x, inplace=True)

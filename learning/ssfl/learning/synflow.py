@@ -3,7 +3,8 @@
 All parameters are made positive, norms are skipped, an input of ones is passed through, and R is
 the sum of the outputs. The score of weight w is |w * dR/dw|: the part of R on paths through w. It
 is computed in float64, since R grows with every layer. Every iteration keeps the same share of the
-weights that are left and sets the others to zero, so that no layer is pruned empty.
+weights that are left and sets the others to zero, so that no layer is pruned empty. The number
+kept in an iteration is rounded; the authors' code rounds it up.
 
 The scores of a deep network exceed the range of float32, and only their order matters. The result
 is their logarithm, shifted to start at 1, and 0 for pruned weights. Its Top-k is exactly the mask
@@ -23,6 +24,7 @@ from torch.func import functional_call
 from ssfl.learning.describe import NORM_LAYERS
 from ssfl.learning.errors import ModelError
 from ssfl.learning.evaluate import eval_mode
+from ssfl.learning.normalize import Normalize
 from ssfl.method.manifest import Manifest, format_shape
 from ssfl.method.mask import largest
 
@@ -51,7 +53,7 @@ def synflow_scores(
     with eval_mode(model), _without_norms(model), torch.enable_grad():
         for iteration in range(1, iterations + 1):
             scores = _flows(model, tensors, weights, input_shape)
-            scores[~kept] = -1.0  # below all kept weights, also those without flow
+            scores[~kept] = -1.0  # below all kept weights, even those without flow
             share = (num_kept / size) ** (iteration / iterations)
             count = max(num_kept, round(size * share)) if iteration < iterations else num_kept
             kept = largest(scores, count)
@@ -73,14 +75,14 @@ def _positive_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _without_norms(model: nn.Module) -> Iterator[None]:
-    """Let every norm layer return its input."""
+    """Let every norm layer, and the layer that scales pixels, return its input."""
 
     def pass_on(_norm: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Any:
         return inputs[0]
 
     with ExitStack() as stack:
         for module in model.modules():
-            if isinstance(module, NORM_LAYERS):
+            if isinstance(module, (*NORM_LAYERS, Normalize)):
                 stack.callback(module.register_forward_hook(pass_on).remove)
         yield
 
@@ -94,8 +96,8 @@ def _flows(
         gradients = torch.autograd.grad(output.sum(), weights, materialize_grads=True)
     except Exception as error:
         raise ModelError(
-            f"SynFlow sends ones of shape {format_shape(input_shape)} through the model, "
-            f"which does not take them: {type(error).__name__}: {error}"
+            f"SynFlow passes ones of shape {format_shape(input_shape)} through the model, "
+            f"which failed: {type(error).__name__}: {error}"
         ) from error
     products = [(w.detach() * g).abs().reshape(-1) for w, g in zip(weights, gradients, strict=True)]
     flows: Doubles = torch.cat(products).numpy()
@@ -107,7 +109,7 @@ def _flows(
 
 
 def _in_order(scores: Doubles, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
-    """Return float32 scores in the order of `scores`: positive if kept, else zero."""
+    """Return float32 scores that rank as `scores` do: positive if kept, else zero."""
     flows = scores[kept]
     flowing = flows > 0
     ordered = np.full(flows.size, _FLOWLESS)

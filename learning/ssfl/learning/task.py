@@ -1,6 +1,7 @@
 """Tasks: what a site learns, as one Python file.
 
-A task is a file, or an importable module, with these functions (`metrics` is optional):
+A task is a file, or an importable module, with these functions (`metrics` is optional, and so is
+`fit(model, batches, settings)`, a training loop of its own: docs/tasks.md):
 
     import numpy as np
     from torch import nn
@@ -28,14 +29,14 @@ A task is a file, or an importable module, with these functions (`metrics` is op
         return {"accuracy": (model(x).argmax(dim=1) == y).float().mean()}
 
 Use it with `--task path/to/task.py` or `--task package.module`; `image_task.py` is the default.
-The initial weights follow from the run's seed. With `OWN_WEIGHTS = True` in the file they are those
-of the model that `build_model` returns at the first client. The file runs only at the site and is
-never sent.
+Initial weights are generated from the run's seed. With `OWN_WEIGHTS = True` in the file, all sites
+start from the weights that `build_model` returns at the first client. The file runs only at the
+site and is never sent.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -46,7 +47,15 @@ ACCURACY = "accuracy"  # counted in whole samples and shown as a percentage
 MAX_METRICS = 16
 
 
-class Task(Protocol):
+class HasLoss(Protocol):
+    """The function that training calls."""
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch, a scalar with gradients."""
+        ...
+
+
+class Task(HasLoss, Protocol):
     """The functions that training, scoring and evaluation call; a module can provide them."""
 
     def load_shard(self, path: Path) -> Shard:
@@ -57,10 +66,6 @@ class Task(Protocol):
         """Return a float32 network; every site must build the same tensors."""
         ...
 
-    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean loss of a batch, a scalar with gradients."""
-        ...
-
     def metrics(self, model: nn.Module, x: Tensor, y: Tensor) -> Mapping[str, float | Tensor]:
         """Return metrics by name, each a mean over the samples of the batch.
 
@@ -68,3 +73,8 @@ class Task(Protocol):
         mean, such as RMSE, return the mean. `accuracy`, from 0 to 1, is shown as a percentage.
         """
         ...
+
+
+def task_name(task: Any) -> str:
+    """Return the name of a task, or of the module that provides its functions."""
+    return str(getattr(task, "name", getattr(task, "__name__", "")))

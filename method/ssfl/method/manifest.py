@@ -97,6 +97,11 @@ class Manifest:
         return self.size - self.num_masked
 
     @property
+    def num_buffers(self) -> int:
+        """Number of buffer values, which are the last of the flat vector."""
+        return sum(tensor.size for tensor in self.tensors if tensor.role is Role.BUFFER)
+
+    @property
     def rebuildable(self) -> bool:
         """Whether the initial weights follow from the seed alone."""
         return all(tensor.init.rule != "sent" for tensor in self.tensors)

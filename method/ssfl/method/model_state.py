@@ -1,8 +1,10 @@
 """The global model as the coordinator holds it between steps."""
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +19,25 @@ Vector = npt.NDArray[np.float32]
 def values_digest(values: Vector) -> bytes:
     """Return the SHA-256 of the values as little-endian float32."""
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").data).digest()
+
+
+def extra_index(extra: Mapping[str, Vector | Mask]) -> bytes:
+    """Return the names, kinds and digests of a strategy's vectors and masks, as JSON."""
+    entries = {
+        name: ["mask" if isinstance(value, Mask) else "vector", item_digest(value).hex()]
+        for name, value in sorted(extra.items())
+    }
+    return json.dumps(entries, separators=(",", ":")).encode()
+
+
+def item_digest(value: Vector | Mask) -> bytes:
+    """Return the digest of a strategy's vector or mask."""
+    return value.digest if isinstance(value, Mask) else values_digest(value)
+
+
+def extra_digest(extra: Mapping[str, Vector | Mask]) -> str:
+    """Return the digest of a strategy's vectors and masks in hex; empty if there are none."""
+    return hashlib.sha256(extra_index(extra)).hexdigest() if extra else ""
 
 
 class StoredVector(ABC):
@@ -60,9 +81,10 @@ class ModelState:
     manifest: Manifest
     start: ModelVector  # (manifest.size,) the vector before any training
     mask: Mask | None = None
-    mask_epoch: int = 0  # number of masks agreed so far
+    mask_epoch: int = 0  # number of the current mask; 0 before the first
     values: Vector | None = None  # (num_kept + num_unmasked,)
-    # Lossy runs only: the coded change from the previous state's values to these.
+    # Lossy runs only: the coded change from the previous state's values to these or, with
+    # `downloads` = `values`, these values in the run's code.
     change: memoryview | None = None
     initial_digest: bytes = b""  # of `start`; computed once, since it takes time
     # (manifest.size,) the whole model that was scored for the mask; None: the initial vector.
@@ -71,6 +93,9 @@ class ModelState:
     # (manifest.size,) resting values of pruned weights, same as `scored`; None: the initial vector.
     resting: ModelVector | None = None
     first: Vector | None = None  # values at the start of training under this mask, if in memory
+    # What a strategy keeps beside the model: moments, control variates, the masks of clients.
+    extra: Mapping[str, Vector | Mask] = field(default_factory=dict)
+    stage: str = ""  # a word of the strategy for methods with phases
 
     def __post_init__(self) -> None:
         if not self.initial_digest:
@@ -93,6 +118,12 @@ class ModelState:
     def resting_digest(self) -> bytes:
         """Digest of the resting values; empty if they are the initial vector."""
         return b"" if self.resting is None else self.scored_digest
+
+    def extra_vector(self, name: str) -> Vector:
+        """Return a vector that the strategy keeps beside the model."""
+        found = self.extra[name]
+        assert not isinstance(found, Mask)
+        return found
 
     def first_base(self) -> Vector:
         """Return the values at the start of training under this mask."""

@@ -12,7 +12,9 @@ from ssfl.method.errors import SettingsError
 DEFAULT = "ours"
 PROFILES: dict[str, dict[str, Any]] = {
     "ours": {},
-    # The text of the paper: section 4 and Algorithm 1. It does not mention gradient clipping.
+    # The text of the paper: section 4 and Algorithm 1. It does not mention gradient clipping. Nor
+    # does it mention augmentation and normalization, which its code has for all its data sets;
+    # `auto` applies them, and the initialization of the text, to images of these data sets.
     "paper": {
         "sparsity": "0.5",
         "rounds": 500,
@@ -24,7 +26,9 @@ PROFILES: dict[str, dict[str, Any]] = {
         "momentum": 0.0,
         "weight_decay": 5e-4,
         "clip_norm": 0.0,
-        "initialization": "kaiming-normal",
+        "augment": "auto",
+        "normalize": "auto",
+        "initialization": "auto",
         "scoring_batches": 1,
         "scoring_samples": "balanced",
         "score_weights": "samples",
@@ -32,7 +36,8 @@ PROFILES: dict[str, dict[str, Any]] = {
         "personalize_epochs": 5,
     },
     # The published code for CIFAR-10. Its round counter starts at 1, so the first learning rate
-    # is 0.1 * 0.998. It scores the first shuffled minibatch and averages scores with equal weights.
+    # is 0.1 * 0.998. It scores the first shuffled minibatch, augmented, and averages scores with
+    # equal weights.
     "released": {
         "sparsity": "0.5",
         "rounds": 999,
@@ -44,9 +49,12 @@ PROFILES: dict[str, dict[str, Any]] = {
         "momentum": 0.0,
         "weight_decay": 5e-4,
         "clip_norm": 10.0,
+        "augment": "auto",
+        "normalize": "auto",
         "initialization": "torch-default",
         "scoring_batches": 1,
         "scoring_samples": "plain",
+        "scoring_augment": True,
         "score_weights": "equal",
         "scores": "exact",
     },

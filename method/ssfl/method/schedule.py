@@ -1,9 +1,9 @@
-"""Schedules by round: sparsities, and rounds that start with a refreshed mask."""
+"""Schedules by round: sparsities, learning rates, and rounds that start with a refreshed mask."""
 
 from decimal import Decimal
 
 from ssfl.method.density import parse_sparsity
-from ssfl.method.errors import DensityError
+from ssfl.method.errors import DensityError, SettingsError
 
 
 def parse_schedule(text: str) -> list[tuple[int, Decimal]]:
@@ -46,3 +46,24 @@ def parse_rounds(text: str) -> frozenset[int]:
     if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:
         raise DensityError(f"must be a list of rounds above 0, such as 30,60, got {wrong[0]!r}")
     return frozenset(int(part) for part in parts)
+
+
+def parse_lr_schedule(text: str) -> tuple[str, int, float]:
+    """Return the kind of a schedule of learning rates; with step also its rounds and its factor.
+
+    >>> parse_lr_schedule("cosine"), parse_lr_schedule("step:30:0.1")
+    (('cosine', 0, 1.0), ('step', 30, 0.1))
+    """
+    if text in ("decay", "cosine"):
+        return text, 0, 1.0
+    kind, *parts = text.split(":")
+    try:
+        every, factor = int(parts[0]), float(parts[1])
+        if kind == "step" and len(parts) == 2 and every > 0 and 0 < factor <= 1:
+            return kind, every, factor
+    except (ValueError, IndexError):
+        pass
+    raise SettingsError(
+        "--lr-schedule must be decay, cosine or step:ROUNDS:FACTOR such as step:30:0.1 "
+        f"(a factor of at most 1), got {text!r}"
+    )

@@ -6,21 +6,18 @@ from typing import Any
 
 from ssfl.method.density import parse_bytes, parse_sparsity
 from ssfl.method.errors import DensityError, SettingsError
+from ssfl.method.image_settings import AUGMENTATIONS, AUTO, INITIALIZATIONS, NONE, check_normalize
+from ssfl.method.optimizers import check_optimizer
 from ssfl.method.profiles import PROFILES
-from ssfl.method.schedule import parse_rounds, parse_schedule
+from ssfl.method.schedule import parse_lr_schedule, parse_rounds, parse_schedule
 
-STRATEGIES = ("ssfl", "fedavg")
 MODELS = (
     "mlp", "cnn", "cnn-small", "lenet5", "resnet18", "resnet50",
-    "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
+    "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
 )  # fmt: skip
 NORMS = ("group", "batch")
 VALUE_TYPES = ("float32", "bfloat16", "int8", "grid")
-INITIALIZATIONS = ("kaiming-normal", "torch-default")
-CRITERIA = (
-    "saliency", "shuffled", "random", "client-random", "one-client", "magnitude", "synflow",
-    "grasp",
-)  # fmt: skip
+DOWNLOADS = ("change", "values")
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 
@@ -45,30 +42,47 @@ class RunSettings:
         choices=tuple(PROFILES),
         presets=PROFILES,
     )
-    strategy: str = choice("how the federation learns", *STRATEGIES)
+    strategy: str = setting("ssfl", "how the federation learns", names="strategies")
+    strategy_options: str = setting(
+        "", "settings of the strategy, such as ditto.strength=0.5; also as --ditto.strength 0.5"
+    )
     model: str = setting("cnn", "network of the built-in image task", choices=MODELS)
     norm: str = choice("norm layers of the built-in networks", *NORMS)
     width: int = setting(
         0, "channels or units of a built-in network's first layer; 0: the network's own", le=4096
     )
+    normalize: str = setting(
+        NONE,
+        "statistics by which the image task's network scales pixels: cifar10, cifar100, or mean "
+        "and standard deviation of each channel, such as 0.5:0.4:0.4/0.25:0.2:0.2; auto: those of "
+        "the paper's code for images of 3x32x32 and 3x64x64, else none",
+    )
     initialization: str = choice(
         "initial weights of conv and linear layers; "
-        "kaiming-normal: N(0, 2 / fan-in); torch-default: torch's own uniform rule",
+        "kaiming-normal: N(0, 2 / fan-in); torch-default: torch's own uniform rule; "
+        "paper: kaiming-normal for conv weights, torch-default for all others; "
+        "auto: paper for images of 3x32x32 and 3x64x64, else kaiming-normal",
         *INITIALIZATIONS,
+        AUTO,
     )
     sparsity: str = setting("0.9", "share of conv and linear weights to prune, between 0 and 1")
     bytes_per_round: str = setting("", "largest update of a client, such as 2MB; replaces sparsity")
     sparsity_schedule: str = setting(
         "", "sparsity by round, such as 0:0.98,30:0.95; refreshes the mask at these rounds"
     )
-    criterion: str = choice(
-        "score that decides which weights are kept; all but saliency are controls", *CRITERIA
+    criterion: str = setting(
+        "saliency",
+        "score that decides which weights are kept; all but saliency are controls",
+        names="criteria",
     )
     scoring_batches: int = setting(
         0, "minibatches that each client scores; 0: enough for 100 over all clients"
     )
     scoring_samples: str = choice(
         "how scored samples are drawn; balanced: equally from each class", "balanced", "plain"
+    )
+    scoring_augment: bool = setting(
+        False, "score minibatches that are augmented as in training; otherwise plain images"
     )
     score_weights: str = choice("weights of the clients in the mean of scores", "samples", "equal")
     layer_guard: float = setting(
@@ -122,15 +136,43 @@ class RunSettings:
     local_epochs: int = setting(5, "passes over the client's data in each round", ge=1)
     local_steps: int = setting(0, "local steps in each round; 0: use --local-epochs")
     batch_size: int = setting(16, "samples in a local step and in a scoring minibatch", ge=1)
-    learning_rate: float = setting(0.1, "SGD learning rate in the first round", positive=True)
+    augment: str = choice(
+        "changes of training images; crop-flip: a random crop of the image with 4 black pixels "
+        "around it, and a random horizontal flip; auto: crop-flip for images of 3x32x32 and "
+        "3x64x64, else none",
+        *AUGMENTATIONS,
+    )
+    optimizer: str = setting("sgd", "optimizer of torch.optim for local steps, such as adam")
+    optimizer_options: str = setting(
+        "", "further options of the optimizer, such as betas=0.9:0.99,eps=1e-6"
+    )
+    optimizer_state: str = choice(
+        "state of the optimizer, such as momentum, at the start of a round; restart: new; keep: "
+        "that of the client's previous round",
+        "restart",
+        "keep",
+    )
+    learning_rate: float = setting(
+        0.1, "learning rate in the first round; adam needs about 0.001", positive=True
+    )
+    lr_schedule: str = setting(
+        "decay",
+        "learning rate over the rounds; decay: times --lr-decay after each; "
+        "cosine: falls towards 0 at the end; step:30:0.1: times 0.1 after every 30 rounds",
+    )
+    lr_warmup_rounds: int = setting(0, "rounds in which the learning rate rises to its schedule")
     lr_decay: float = setting(
         0.998, "factor applied to the learning rate after each round", positive=True
     )
     local_schedule: str = choice(
         "learning rate within a round; cosine: falls from epoch to epoch", "constant", "cosine"
     )
-    momentum: float = setting(0.5, "SGD momentum; restarts at zero in each round")
-    weight_decay: float = setting(5e-4, "L2 penalty on every trained value")
+    momentum: float = setting(
+        0.5, "momentum of sgd, rmsprop and muon; starts at zero in each round"
+    )
+    weight_decay: float = setting(
+        5e-4, "L2 penalty on every trained value; with adamw and muon, a direct decay"
+    )
     clip_norm: float = setting(10.0, "largest gradient norm of a step; 0: no clipping")
     update_weights: str = choice(
         "weights of the clients in the mean of updates", "samples", "equal"
@@ -179,6 +221,11 @@ class RunSettings:
     error_feedback: bool = setting(
         True, "lossy value types: add the rounding error of an update to the next one"
     )
+    downloads: str = choice(
+        "lossy value types: what clients download; change: the change of the last round, or exact "
+        "values if they missed it; values: rounded values, smaller if most clients miss a round",
+        *DOWNLOADS,
+    )
     max_samples: int = setting(
         0, "largest number of training samples a client may claim; 0: no limit"
     )
@@ -199,7 +246,7 @@ class RunSettings:
     def validate(self) -> None:
         """Raise SettingsError, naming the flag, if a setting is invalid."""
         for option in fields(self):
-            _check(option.name, getattr(self, option.name), option.metadata)
+            check_value(_flag(option.name), getattr(self, option.name), option.metadata)
         try:
             parse_sparsity(self.sparsity)
             parse_schedule(self.sparsity_schedule)
@@ -210,6 +257,8 @@ class RunSettings:
         self._validate_mask()
         if not 0 <= self.momentum < 1:
             raise SettingsError(f"--momentum must be at least 0 and below 1, got {self.momentum}")
+        self._validate_optimizer()
+        self._validate_images()
         for name, least, why in (
             ("clients", "min_clients", "the run could never start"),
             ("clients_per_round", "min_clients", "no round could count"),
@@ -225,6 +274,10 @@ class RunSettings:
         if self.client_fraction and self.clients_per_round:
             raise SettingsError(
                 "--client-fraction and --clients-per-round set the same thing: give one of them"
+            )
+        if self.downloads == "values" and self.value_type == "float32":
+            raise SettingsError(
+                "--downloads values rounds the values: it needs a lossy --value-type, such as int8"
             )
         tested = self.evaluate_every or self.evaluate_last
         if (self.target_accuracy or self.patience) and not tested:
@@ -255,18 +308,6 @@ class RunSettings:
                 f"--refresh-rounds {never[0]}: a mask can be refreshed after round "
                 f"{self.warmup_rounds} and before the last, {self.rounds}"
             )
-        if self.strategy == "fedavg":
-            for name in ("bytes_per_round", "sparsity_schedule", "warmup_rounds"):
-                if getattr(self, name):
-                    raise SettingsError(
-                        f"{_flag(name)} needs a sparse strategy: fedavg keeps everything"
-                    )
-            if self.refreshes:
-                raise SettingsError("fedavg keeps everything: there is no mask to refresh")
-            if self.criterion != "saliency" or self.layer_guard:
-                raise SettingsError(
-                    "fedavg keeps everything: leave out --criterion and --layer-guard"
-                )
         self._validate_guard()
         if self.bytes_per_round and self.sparsity_schedule:
             raise SettingsError(
@@ -279,10 +320,10 @@ class RunSettings:
                     "--refresh-mode grow only adds weights: it needs a --sparsity-schedule that "
                     "falls, such as 0:0.98,30:0.95"
                 )
-            if self.criterion in ("random", "shuffled") or self.layer_guard:
+            if self.layer_guard:
                 raise SettingsError(
                     "--refresh-mode grow adds the best-scoring weights to a mask: it cannot be "
-                    "combined with --layer-guard, nor with --criterion random or shuffled"
+                    "combined with --layer-guard"
                 )
             if self.refresh_rounds or self.refresh_every or self.refresh_on_loss_jump:
                 raise SettingsError(
@@ -298,17 +339,27 @@ class RunSettings:
             raise SettingsError(
                 f"--warmup-rounds {self.warmup_rounds} leaves no sparse round of {self.rounds}"
             )
-        if self.scoring_point == "masked" and self.criterion in ("grasp", "synflow"):
+
+    def _validate_optimizer(self) -> None:
+        check_optimizer(
+            self.optimizer, self.optimizer_options, self.momentum, self.weight_decay,
+            self.learning_rate,
+        )  # fmt: skip
+        parse_lr_schedule(self.lr_schedule)
+        if self.lr_warmup_rounds >= self.rounds:
             raise SettingsError(
-                f"--scoring-point masked is for saliency: {self.criterion} would score every "
-                "pruned weight as zero"
+                f"--lr-warmup-rounds {self.lr_warmup_rounds} must be below --rounds {self.rounds}"
             )
-        if self.criterion == "client-random":
-            self._validate_client_random()
+
+    def _validate_images(self) -> None:
+        check_normalize(self.normalize)
+        if self.scoring_augment and self.augment == NONE:
+            raise SettingsError(
+                "--scoring-augment scores images that are augmented as in training: set --augment "
+                "crop-flip, or leave it out with --no-scoring-augment"
+            )
 
     def _validate_guard(self) -> None:
-        if self.criterion == "random" and self.layer_guard:
-            raise SettingsError("--criterion random keeps any weights: leave out --layer-guard")
         schedule = parse_schedule(self.sparsity_schedule) or [(0, parse_sparsity(self.sparsity))]
         kept = 1 - max(sparsity for _, sparsity in schedule)
         if not self.bytes_per_round and Decimal(str(self.layer_guard)) > kept:
@@ -317,29 +368,13 @@ class RunSettings:
                 f"sparsity allows: use at most {kept}"
             )
 
-    def _validate_client_random(self) -> None:
-        clashing = {
-            "refreshes": self.refreshes,
-            "--warmup-rounds": self.warmup_rounds,
-            "--bytes-per-round": self.bytes_per_round,
-            "--layer-guard": self.layer_guard,
-            f"--value-type {self.value_type}": self.value_type != "float32",
-            "--personalize-epochs": self.personalize_epochs,
-        }
-        for name, given in clashing.items():
-            if given:
-                raise SettingsError(
-                    f"--criterion client-random gives every client its own fixed mask: it cannot "
-                    f"be combined with {name}, which must be left out or 0"
-                )
-
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _check(name: str, value: Any, metadata: Any) -> None:
-    flag = _flag(name)
+def check_value(flag: str, value: Any, metadata: Any) -> None:
+    """Raise SettingsError unless a value is one of the choices, or in the range, of a setting."""
     if "choices" in metadata and value not in metadata["choices"]:
         raise SettingsError(
             f"{flag} must be one of {', '.join(metadata['choices'])}, got {value!r}"

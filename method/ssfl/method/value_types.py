@@ -3,6 +3,10 @@
 A lossy run is lossy in both directions, and all ends hold the same bits. A client's update is its
 base plus a coded change. The coordinator commits its base plus the coded change to the mean, and
 sends that change. Rounding draws from its own streams, so the same seed gives the same bits.
+
+With `downloads` = `values` the coordinator codes the values instead of the change. It commits the
+coded values, and adds their rounding error, the residual, to the values of the next round. Every
+client can read them, whatever it holds.
 """
 
 import numpy as np
@@ -47,11 +51,11 @@ def commit_change(
 ) -> tuple[Vector, memoryview | None]:
     """Return the next values, and the coded change from the base to them.
 
-    The next values are the mean, without a change, if there is no lossy code or if it cannot hold
-    the change, such as a large change on a fine grid.
+    The next values are the mean, without a change, if there is no lossy code, if it cannot hold
+    the change, such as a large change on a fine grid, or if the values are coded instead.
     """
     code = lossy_code(settings)
-    if code is None:
+    if code is None or settings.downloads == "values":
         return mean, None
     words = rounding_words(settings, mean.size, "broadcast", base_digest.hex())
     try:
@@ -59,3 +63,22 @@ def commit_change(
     except UnfitValues:
         return mean, None
     return blocks.decode(code, change, mean.size, base), change
+
+
+def commit_values(
+    settings: RunSettings, values: Vector, residual: Vector | None
+) -> tuple[Vector, memoryview | None, Vector | None]:
+    """Return the next values, their payload, and the residual, for `downloads` = `values`.
+
+    The next values are exact, without payload and residual, if the code cannot hold them. They are
+    rounded to nearest: the residual makes up for it in later rounds.
+    """
+    code = lossy_code(settings)
+    assert code is not None
+    target = values if residual is None else values + residual
+    try:
+        payload = blocks.encode(code, target, None)
+    except UnfitValues:
+        return target, None, None
+    sent = blocks.decode(code, payload, target.size, None)
+    return sent, payload, target - sent

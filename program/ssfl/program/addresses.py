@@ -14,7 +14,7 @@ def split(address: str) -> tuple[str, int]:
 
 def is_loopback(host: str) -> bool:
     """Return True if `host` is a loopback address or localhost."""
-    if host == "localhost":
+    if host.lower().removesuffix(".") == "localhost":
         return True
     try:
         return ip_address(host.strip("[]")).is_loopback

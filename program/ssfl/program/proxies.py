@@ -1,8 +1,8 @@
 """The proxy that gRPC uses to reach a host, from the same variables as gRPC.
 
 gRPC uses the first variable that is set. It reads only lower-case names and only values of the
-form http://host:port, and sends CONNECT to the proxy. A part of `no_proxy` exempts a host whose
-name ends with it. Any other variable or value is ignored, and the connection is direct.
+form http://host:port, and sends CONNECT to the proxy. An entry of `no_proxy` exempts every host
+whose name ends with it. Any other variable or value is ignored, and the connection is direct.
 """
 
 import os

@@ -32,7 +32,7 @@ class Caller(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., client_id: _Optional[str] = ..., session: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "token", "num_samples", "manifest_digest", "manifest", "fingerprint", "class_counts", "encodings", "software", "labels")
+    __slots__ = ("protocol_version", "client_id", "token", "num_samples", "manifest_digest", "manifest", "fingerprint", "class_counts", "encodings", "software", "labels", "strategy")
     class ClassCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class JoinRequest(_message.Message):
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: str
     token: bytes
@@ -62,23 +63,26 @@ class JoinRequest(_message.Message):
     encodings: _containers.RepeatedScalarFieldContainer[_transfer_pb2.Encoding]
     software: str
     labels: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., manifest_digest: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., class_counts: _Optional[_Mapping[int, int]] = ..., encodings: _Optional[_Iterable[_Union[_transfer_pb2.Encoding, str]]] = ..., software: _Optional[str] = ..., labels: _Optional[_Iterable[int]] = ...) -> None: ...
+    strategy: str
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., manifest_digest: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., class_counts: _Optional[_Mapping[int, int]] = ..., encodings: _Optional[_Iterable[_Union[_transfer_pb2.Encoding, str]]] = ..., software: _Optional[str] = ..., labels: _Optional[_Iterable[int]] = ..., strategy: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run_id", "session", "settings", "manifest", "protocol_version", "software")
+    __slots__ = ("run_id", "session", "settings", "manifest", "protocol_version", "software", "strategy")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session: int
     settings: _settings_pb2.RunSettings
     manifest: bytes
     protocol_version: int
     software: str
-    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[int] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    strategy: str
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[int] = ..., settings: _Optional[_Union[_settings_pb2.RunSettings, _Mapping]] = ..., manifest: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., software: _Optional[str] = ..., strategy: _Optional[str] = ...) -> None: ...
 
 class NextTaskRequest(_message.Message):
     __slots__ = ("caller", "finished_step", "initial_digest", "mask_digest", "base_digest", "scored_digest", "task_digest", "offset")
@@ -117,7 +121,7 @@ class Waiting(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_digest", "step", "offset", "initialize", "score", "train", "evaluate", "finish", "personalize")
+    __slots__ = ("task_digest", "step", "offset", "initialize", "score", "train", "evaluate", "finish", "personalize", "counted_step")
     TASK_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +131,7 @@ class Task(_message.Message):
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     PERSONALIZE_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_STEP_FIELD_NUMBER: _ClassVar[int]
     task_digest: bytes
     step: int
     offset: int
@@ -136,7 +141,8 @@ class Task(_message.Message):
     evaluate: EvaluateTask
     finish: FinishTask
     personalize: PersonalizeTask
-    def __init__(self, task_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., initialize: _Optional[_Union[InitializeTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., finish: _Optional[_Union[FinishTask, _Mapping]] = ..., personalize: _Optional[_Union[PersonalizeTask, _Mapping]] = ...) -> None: ...
+    counted_step: int
+    def __init__(self, task_digest: _Optional[bytes] = ..., step: _Optional[int] = ..., offset: _Optional[int] = ..., initialize: _Optional[_Union[InitializeTask, _Mapping]] = ..., score: _Optional[_Union[ScoreTask, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., finish: _Optional[_Union[FinishTask, _Mapping]] = ..., personalize: _Optional[_Union[PersonalizeTask, _Mapping]] = ..., counted_step: _Optional[int] = ...) -> None: ...
 
 class InitializeTask(_message.Message):
     __slots__ = ()
@@ -175,7 +181,7 @@ class ScoreTask(_message.Message):
     def __init__(self, criterion: _Optional[str] = ..., manifest_digest: _Optional[bytes] = ..., initial_digest: _Optional[bytes] = ..., initial: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., report_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ..., num_coded: _Optional[int] = ..., num_batches: _Optional[int] = ..., num_kept: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., resting_digest: _Optional[bytes] = ..., resting: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., scoring_epoch: _Optional[int] = ...) -> None: ...
 
 class TrainTask(_message.Message):
-    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted", "fraction_bits", "value_bound", "update_encoding")
+    __slots__ = ("round_number", "attempt", "mask", "base_digest", "base", "upload_granted", "fraction_bits", "value_bound", "update_encoding", "task", "vectors")
     ROUND_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MASK_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +191,8 @@ class TrainTask(_message.Message):
     FRACTION_BITS_FIELD_NUMBER: _ClassVar[int]
     VALUE_BOUND_FIELD_NUMBER: _ClassVar[int]
     UPDATE_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
     round_number: int
     attempt: int
     mask: _mask_pb2.MaskBroadcast
@@ -194,7 +202,9 @@ class TrainTask(_message.Message):
     fraction_bits: int
     value_bound: float
     update_encoding: _transfer_pb2.Encoding
-    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: bool = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ..., update_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ...) -> None: ...
+    task: str
+    vectors: _containers.RepeatedCompositeFieldContainer[_transfer_pb2.NamedVector]
+    def __init__(self, round_number: _Optional[int] = ..., attempt: _Optional[int] = ..., mask: _Optional[_Union[_mask_pb2.MaskBroadcast, _Mapping]] = ..., base_digest: _Optional[bytes] = ..., base: _Optional[_Union[_transfer_pb2.Payload, _Mapping]] = ..., upload_granted: bool = ..., fraction_bits: _Optional[int] = ..., value_bound: _Optional[float] = ..., update_encoding: _Optional[_Union[_transfer_pb2.Encoding, str]] = ..., task: _Optional[str] = ..., vectors: _Optional[_Iterable[_Union[_transfer_pb2.NamedVector, _Mapping]]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("rounds_done", "mask", "base_digest", "base")

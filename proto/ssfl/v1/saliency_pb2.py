@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ssfl.v1 import transfer_pb2 as ssfl_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ssfl/v1/saliency.proto\x12\x07ssfl.v1\x1a\x16ssfl/v1/transfer.proto\"\x96\x01\n\x0eSaliencyReport\x12\x17\n\x0fmanifest_digest\x18\x01 \x01(\x0c\x12\x16\n\x0einitial_digest\x18\x02 \x01(\x0c\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12 \n\x06scores\x18\x05 \x01(\x0b\x32\x10.ssfl.v1.Payload\x12\x0e\n\x06work_s\x18\x06 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ssfl/v1/saliency.proto\x12\x07ssfl.v1\x1a\x16ssfl/v1/transfer.proto\"\xa2\x01\n\x0eSaliencyReport\x12\x17\n\x0fmanifest_digest\x18\x01 \x01(\x0c\x12\x16\n\x0einitial_digest\x18\x02 \x01(\x0c\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x04\x12 \n\x06scores\x18\x05 \x01(\x0b\x32\x10.ssfl.v1.Payload\x12\x0e\n\x06work_s\x18\x06 \x01(\x01J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ssfl.v1.saliency_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SALIENCYREPORT']._serialized_start=60
-  _globals['_SALIENCYREPORT']._serialized_end=210
+  _globals['_SALIENCYREPORT']._serialized_end=222
 # @@protoc_insertion_point(module_scope)

@@ -5,7 +5,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunSettings(_message.Message):
-    __slots__ = ("strategy", "model", "sparsity", "bytes_per_round", "rounds", "clients", "clients_per_round", "min_clients", "local_epochs", "local_steps", "batch_size", "learning_rate", "lr_decay", "momentum", "weight_decay", "clip_norm", "seed", "evaluate_every", "reproducible", "round_deadline_s", "no_progress_s", "scores", "value_type", "grid_bits", "rounding", "error_feedback", "norm", "width", "profile", "initialization", "sparsity_schedule", "criterion", "scoring_batches", "scoring_samples", "score_weights", "layer_guard", "warmup_rounds", "refresh_rounds", "refresh_every", "refresh_on_new_labels", "refresh_on_loss_jump", "refresh_mode", "deactivated", "scoring_point", "client_fraction", "newcomers_per_round", "local_schedule", "update_weights", "averaging", "evaluate_last", "target_accuracy", "patience", "personalize_epochs", "personalize_lr", "scoring_quorum", "over_selection", "max_samples", "samples_over_max", "max_update_norm", "score_outliers")
+    __slots__ = ("strategy", "model", "sparsity", "bytes_per_round", "rounds", "clients", "clients_per_round", "min_clients", "local_epochs", "local_steps", "batch_size", "learning_rate", "lr_decay", "momentum", "weight_decay", "clip_norm", "seed", "evaluate_every", "reproducible", "round_deadline_s", "no_progress_s", "scores", "value_type", "grid_bits", "rounding", "error_feedback", "norm", "width", "profile", "initialization", "sparsity_schedule", "criterion", "scoring_batches", "scoring_samples", "score_weights", "layer_guard", "warmup_rounds", "refresh_rounds", "refresh_every", "refresh_on_new_labels", "refresh_on_loss_jump", "refresh_mode", "deactivated", "scoring_point", "client_fraction", "newcomers_per_round", "local_schedule", "update_weights", "averaging", "evaluate_last", "target_accuracy", "patience", "personalize_epochs", "personalize_lr", "scoring_quorum", "over_selection", "max_samples", "samples_over_max", "max_update_norm", "score_outliers", "strategy_options", "optimizer", "optimizer_options", "optimizer_state", "lr_schedule", "lr_warmup_rounds", "augment", "normalize", "scoring_augment", "downloads")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPARSITY_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,16 @@ class RunSettings(_message.Message):
     SAMPLES_OVER_MAX_FIELD_NUMBER: _ClassVar[int]
     MAX_UPDATE_NORM_FIELD_NUMBER: _ClassVar[int]
     SCORE_OUTLIERS_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
+    LR_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    LR_WARMUP_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    AUGMENT_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    SCORING_AUGMENT_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOADS_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     model: str
     sparsity: str
@@ -126,4 +136,14 @@ class RunSettings(_message.Message):
     samples_over_max: str
     max_update_norm: float
     score_outliers: str
-    def __init__(self, strategy: _Optional[str] = ..., model: _Optional[str] = ..., sparsity: _Optional[str] = ..., bytes_per_round: _Optional[str] = ..., rounds: _Optional[int] = ..., clients: _Optional[int] = ..., clients_per_round: _Optional[int] = ..., min_clients: _Optional[int] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_decay: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_norm: _Optional[float] = ..., seed: _Optional[int] = ..., evaluate_every: _Optional[int] = ..., reproducible: bool = ..., round_deadline_s: _Optional[float] = ..., no_progress_s: _Optional[float] = ..., scores: _Optional[str] = ..., value_type: _Optional[str] = ..., grid_bits: _Optional[int] = ..., rounding: _Optional[str] = ..., error_feedback: bool = ..., norm: _Optional[str] = ..., width: _Optional[int] = ..., profile: _Optional[str] = ..., initialization: _Optional[str] = ..., sparsity_schedule: _Optional[str] = ..., criterion: _Optional[str] = ..., scoring_batches: _Optional[int] = ..., scoring_samples: _Optional[str] = ..., score_weights: _Optional[str] = ..., layer_guard: _Optional[float] = ..., warmup_rounds: _Optional[int] = ..., refresh_rounds: _Optional[str] = ..., refresh_every: _Optional[int] = ..., refresh_on_new_labels: bool = ..., refresh_on_loss_jump: _Optional[float] = ..., refresh_mode: _Optional[str] = ..., deactivated: _Optional[str] = ..., scoring_point: _Optional[str] = ..., client_fraction: _Optional[float] = ..., newcomers_per_round: _Optional[int] = ..., local_schedule: _Optional[str] = ..., update_weights: _Optional[str] = ..., averaging: _Optional[str] = ..., evaluate_last: _Optional[int] = ..., target_accuracy: _Optional[float] = ..., patience: _Optional[int] = ..., personalize_epochs: _Optional[int] = ..., personalize_lr: _Optional[str] = ..., scoring_quorum: _Optional[int] = ..., over_selection: _Optional[float] = ..., max_samples: _Optional[int] = ..., samples_over_max: _Optional[str] = ..., max_update_norm: _Optional[float] = ..., score_outliers: _Optional[str] = ...) -> None: ...
+    strategy_options: str
+    optimizer: str
+    optimizer_options: str
+    optimizer_state: str
+    lr_schedule: str
+    lr_warmup_rounds: int
+    augment: str
+    normalize: str
+    scoring_augment: bool
+    downloads: str
+    def __init__(self, strategy: _Optional[str] = ..., model: _Optional[str] = ..., sparsity: _Optional[str] = ..., bytes_per_round: _Optional[str] = ..., rounds: _Optional[int] = ..., clients: _Optional[int] = ..., clients_per_round: _Optional[int] = ..., min_clients: _Optional[int] = ..., local_epochs: _Optional[int] = ..., local_steps: _Optional[int] = ..., batch_size: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_decay: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clip_norm: _Optional[float] = ..., seed: _Optional[int] = ..., evaluate_every: _Optional[int] = ..., reproducible: bool = ..., round_deadline_s: _Optional[float] = ..., no_progress_s: _Optional[float] = ..., scores: _Optional[str] = ..., value_type: _Optional[str] = ..., grid_bits: _Optional[int] = ..., rounding: _Optional[str] = ..., error_feedback: bool = ..., norm: _Optional[str] = ..., width: _Optional[int] = ..., profile: _Optional[str] = ..., initialization: _Optional[str] = ..., sparsity_schedule: _Optional[str] = ..., criterion: _Optional[str] = ..., scoring_batches: _Optional[int] = ..., scoring_samples: _Optional[str] = ..., score_weights: _Optional[str] = ..., layer_guard: _Optional[float] = ..., warmup_rounds: _Optional[int] = ..., refresh_rounds: _Optional[str] = ..., refresh_every: _Optional[int] = ..., refresh_on_new_labels: bool = ..., refresh_on_loss_jump: _Optional[float] = ..., refresh_mode: _Optional[str] = ..., deactivated: _Optional[str] = ..., scoring_point: _Optional[str] = ..., client_fraction: _Optional[float] = ..., newcomers_per_round: _Optional[int] = ..., local_schedule: _Optional[str] = ..., update_weights: _Optional[str] = ..., averaging: _Optional[str] = ..., evaluate_last: _Optional[int] = ..., target_accuracy: _Optional[float] = ..., patience: _Optional[int] = ..., personalize_epochs: _Optional[int] = ..., personalize_lr: _Optional[str] = ..., scoring_quorum: _Optional[int] = ..., over_selection: _Optional[float] = ..., max_samples: _Optional[int] = ..., samples_over_max: _Optional[str] = ..., max_update_norm: _Optional[float] = ..., score_outliers: _Optional[str] = ..., strategy_options: _Optional[str] = ..., optimizer: _Optional[str] = ..., optimizer_options: _Optional[str] = ..., optimizer_state: _Optional[str] = ..., lr_schedule: _Optional[str] = ..., lr_warmup_rounds: _Optional[int] = ..., augment: _Optional[str] = ..., normalize: _Optional[str] = ..., scoring_augment: bool = ..., downloads: _Optional[str] = ...) -> None: ...

@@ -24,25 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ssfl/v1/transfer.proto\x12\x07ssfl.v1\"4\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\"k\n\x07Payload\x12#\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\x11.ssfl.v1.Encoding\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x18\n\x10reference_digest\x18\x04 \x01(\x0c\"\x17\n\x05Grant\x12\x0e\n\x06offset\x18\x01 \x01(\x04\",\n\x07Receipt\x12!\n\x07outcome\x18\x01 \x01(\x0e\x32\x10.ssfl.v1.Outcome\"\x17\n\x06Queued\x12\r\n\x05\x61head\x18\x01 \x01(\r*\x8a\x02\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NCODING_VALUES_ONLY\x10\x01\x12\x12\n\x0e\x45NCODING_DENSE\x10\x02\x12\x14\n\x10\x45NCODING_BITMASK\x10\x03\x12\x19\n\x15\x45NCODING_BITMASK_ZSTD\x10\x04\x12\x16\n\x12\x45NCODING_REFERENCE\x10\x05\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x06\x12\x11\n\rENCODING_INT8\x10\x07\x12\x11\n\rENCODING_GRID\x10\x08\x12\x13\n\x0f\x45NCODING_SCORES\x10\t\x12\x1b\n\x17\x45NCODING_BITMASK_SORTED\x10\n*o\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ACCEPTED\x10\x01\x12\x1c\n\x18OUTCOME_ALREADY_ACCEPTED\x10\x02\x12\x17\n\x13OUTCOME_STEP_CLOSED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ssfl/v1/transfer.proto\x12\x07ssfl.v1\"4\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\"k\n\x07Payload\x12#\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\x11.ssfl.v1.Encoding\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x18\n\x10reference_digest\x18\x04 \x01(\x0c\"=\n\x0bNamedVector\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06values\x18\x02 \x01(\x0b\x32\x10.ssfl.v1.Payload\"\x17\n\x05Grant\x12\x0e\n\x06offset\x18\x01 \x01(\x04\",\n\x07Receipt\x12!\n\x07outcome\x18\x01 \x01(\x0e\x32\x10.ssfl.v1.Outcome\"\x17\n\x06Queued\x12\r\n\x05\x61head\x18\x01 \x01(\r*\x8a\x02\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NCODING_VALUES_ONLY\x10\x01\x12\x12\n\x0e\x45NCODING_DENSE\x10\x02\x12\x14\n\x10\x45NCODING_BITMASK\x10\x03\x12\x19\n\x15\x45NCODING_BITMASK_ZSTD\x10\x04\x12\x16\n\x12\x45NCODING_REFERENCE\x10\x05\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x06\x12\x11\n\rENCODING_INT8\x10\x07\x12\x11\n\rENCODING_GRID\x10\x08\x12\x13\n\x0f\x45NCODING_SCORES\x10\t\x12\x1b\n\x17\x45NCODING_BITMASK_SORTED\x10\n*o\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_ACCEPTED\x10\x01\x12\x1c\n\x18OUTCOME_ALREADY_ACCEPTED\x10\x02\x12\x17\n\x13OUTCOME_STEP_CLOSED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ssfl.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENCODING']._serialized_start=295
-  _globals['_ENCODING']._serialized_end=561
-  _globals['_OUTCOME']._serialized_start=563
-  _globals['_OUTCOME']._serialized_end=674
+  _globals['_ENCODING']._serialized_start=358
+  _globals['_ENCODING']._serialized_end=624
+  _globals['_OUTCOME']._serialized_start=626
+  _globals['_OUTCOME']._serialized_end=737
   _globals['_CHUNK']._serialized_start=35
   _globals['_CHUNK']._serialized_end=87
   _globals['_PAYLOAD']._serialized_start=89
   _globals['_PAYLOAD']._serialized_end=196
-  _globals['_GRANT']._serialized_start=198
-  _globals['_GRANT']._serialized_end=221
-  _globals['_RECEIPT']._serialized_start=223
-  _globals['_RECEIPT']._serialized_end=267
-  _globals['_QUEUED']._serialized_start=269
-  _globals['_QUEUED']._serialized_end=292
+  _globals['_NAMEDVECTOR']._serialized_start=198
+  _globals['_NAMEDVECTOR']._serialized_end=259
+  _globals['_GRANT']._serialized_start=261
+  _globals['_GRANT']._serialized_end=284
+  _globals['_RECEIPT']._serialized_start=286
+  _globals['_RECEIPT']._serialized_end=330
+  _globals['_QUEUED']._serialized_start=332
+  _globals['_QUEUED']._serialized_end=355
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,7 @@
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -62,6 +63,14 @@ class Payload(_message.Message):
     digest: bytes
     reference_digest: bytes
     def __init__(self, encoding: _Optional[_Union[Encoding, str]] = ..., num_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., reference_digest: _Optional[bytes] = ...) -> None: ...
+
+class NamedVector(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: Payload
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("offset",)

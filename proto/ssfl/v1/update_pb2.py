@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from ssfl.v1 import mask_pb2 as ssfl_dot_v1_dot_mask__pb2
 from ssfl.v1 import transfer_pb2 as ssfl_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14ssfl/v1/update.proto\x12\x07ssfl.v1\x1a\x16ssfl/v1/transfer.proto\"\xdb\x02\n\x0cSparseUpdate\x12\x13\n\x0bmask_digest\x18\x01 \x01(\x0c\x12\x12\n\nmask_epoch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x14\n\x0cround_number\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x13\n\x0bnum_samples\x18\x07 \x01(\x04\x12 \n\x06values\x18\x08 \x01(\x0b\x32\x10.ssfl.v1.Payload\x12,\n\x0f\x62\x61se_evaluation\x18\t \x01(\x0b\x32\x13.ssfl.v1.Evaluation\x12\x30\n\x13personal_evaluation\x18\n \x01(\x0b\x32\x13.ssfl.v1.Evaluation\x12\x15\n\rtraining_loss\x18\x0b \x01(\x01\x12\x0e\n\x06work_s\x18\x0c \x01(\x01\x12\x14\n\x0c\x63oding_error\x18\x15 \x01(\x01J\x04\x08\r\x10\x15\"\xbc\x01\n\nEvaluation\x12\x14\n\x07\x63orrect\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x10\n\x08loss_sum\x18\x03 \x01(\x01\x12\x38\n\x0bmetric_sums\x18\x04 \x03(\x0b\x32#.ssfl.v1.Evaluation.MetricSumsEntry\x1a\x31\n\x0fMetricSumsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_correctb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14ssfl/v1/update.proto\x12\x07ssfl.v1\x1a\x12ssfl/v1/mask.proto\x1a\x16ssfl/v1/transfer.proto\"\xd5\x03\n\x0cSparseUpdate\x12\x13\n\x0bmask_digest\x18\x01 \x01(\x0c\x12\x12\n\nmask_epoch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x14\n\x0cround_number\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x13\n\x0bnum_samples\x18\x07 \x01(\x04\x12 \n\x06values\x18\x08 \x01(\x0b\x32\x10.ssfl.v1.Payload\x12,\n\x0f\x62\x61se_evaluation\x18\t \x01(\x0b\x32\x13.ssfl.v1.Evaluation\x12\x30\n\x13personal_evaluation\x18\n \x01(\x0b\x32\x13.ssfl.v1.Evaluation\x12\x15\n\rtraining_loss\x18\x0b \x01(\x01\x12\x0e\n\x06work_s\x18\x0c \x01(\x01\x12-\n\x08own_mask\x18\x0f \x01(\x0b\x32\x16.ssfl.v1.MaskBroadcastH\x00\x88\x01\x01\x12%\n\x07vectors\x18\x10 \x03(\x0b\x32\x14.ssfl.v1.NamedVector\x12\x0f\n\x07numbers\x18\x11 \x03(\x01\x12\x14\n\x0c\x63oding_error\x18\x15 \x01(\x01\x42\x0b\n\t_own_maskJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0f\"\xbc\x01\n\nEvaluation\x12\x14\n\x07\x63orrect\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x10\n\x08loss_sum\x18\x03 \x01(\x01\x12\x38\n\x0bmetric_sums\x18\x04 \x03(\x0b\x32#.ssfl.v1.Evaluation.MetricSumsEntry\x1a\x31\n\x0fMetricSumsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_correctb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EVALUATION_METRICSUMSENTRY']._loaded_options = None
   _globals['_EVALUATION_METRICSUMSENTRY']._serialized_options = b'8\001'
-  _globals['_SPARSEUPDATE']._serialized_start=58
-  _globals['_SPARSEUPDATE']._serialized_end=405
-  _globals['_EVALUATION']._serialized_start=408
-  _globals['_EVALUATION']._serialized_end=596
-  _globals['_EVALUATION_METRICSUMSENTRY']._serialized_start=535
-  _globals['_EVALUATION_METRICSUMSENTRY']._serialized_end=584
+  _globals['_SPARSEUPDATE']._serialized_start=78
+  _globals['_SPARSEUPDATE']._serialized_end=547
+  _globals['_EVALUATION']._serialized_start=550
+  _globals['_EVALUATION']._serialized_end=738
+  _globals['_EVALUATION_METRICSUMSENTRY']._serialized_start=677
+  _globals['_EVALUATION_METRICSUMSENTRY']._serialized_end=726
 # @@protoc_insertion_point(module_scope)

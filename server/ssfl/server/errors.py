@@ -39,11 +39,11 @@ class VersionUnsupported(Refusal, reason="version_unsupported"):
 
 
 class ClientIdTaken(Refusal, reason="client_id_taken"):
-    """The name belongs to another token, or a live client uses its certificate."""
+    """The name belongs to another token or, with certificates, is in use by a live client."""
 
 
 class RunFull(Refusal, reason="run_full"):
-    """The run accepts no new client: it is reproducible and complete, or has --max-clients."""
+    """The run accepts no new client: it is reproducible and complete, or at --max-clients."""
 
 
 class Removed(Refusal, reason="removed"):
@@ -80,6 +80,10 @@ class SessionEnded(Refusal, reason="session_ended"):
 
 class ManifestMismatch(Refusal, reason="manifest_mismatch"):
     """The client built another model."""
+
+
+class StrategyMismatch(Refusal, reason="strategy_mismatch"):
+    """The client has another version of the run's strategy."""
 
 
 class JoinAgain(Refusal, reason="join_again"):

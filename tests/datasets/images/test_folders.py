@@ -68,7 +68,7 @@ def test_train_and_test_folders_stay_separate_and_validation_is_added_to_train(
     assert data.train_x[:, 0, 0, 0].tolist() == [1, 3, 2] and data.train_y.tolist() == [0, 0, 1]
     assert data.test_x[:, 0, 0, 0].tolist() == [4] and data.test_y.tolist() == [1]
     assert "the images of validation were added to the training images" in data.notes
-    assert "folder extra ignored: it is next to train" in data.notes
+    assert "folder extra ignored: only train, val and test are read" in data.notes
 
 
 def test_a_second_folder_can_hold_the_test_images(tmp_path: Path) -> None:

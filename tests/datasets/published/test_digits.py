@@ -29,9 +29,24 @@ def test_the_split_depends_only_on_the_seed() -> None:
     assert not np.array_equal(first.test_x, other.test_x)
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(
+def test_the_digits_are_read_without_importing_scikit_learn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert digits().num_classes == 10
+
+
+def test_the_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = digits()
+    monkeypatch.setattr("ssfl.datasets.published.digits._FILE", "elsewhere")
+    loaded = digits()
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(loaded, name), strict=True)
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(SourceError, match=r"pip install 'ssfl\[data\]'"):
         digits()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from docs.pages import ROOT, PageBlock, blocks_of
+from parts import packages_part
 
 PAGE = (ROOT / "docs" / "from-flower.md").read_text("utf-8")
 HERE = Path(__file__).parent
@@ -36,15 +37,9 @@ def files() -> dict[str, PageBlock]:
 
 
 @pytest.fixture(scope="module")
-def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with Flower; skip without the package index."""
-    folder = tmp_path_factory.mktemp("flower") / "packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:",
-           "--retries=1", f"--target={folder}", f"--requirement={PINS}"]  # fmt: skip
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"Flower cannot be installed: {done.stderr.strip()}")
-    return folder
+def flower() -> Path:
+    """A folder with Flower."""
+    return packages_part("flower", PINS)
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +121,20 @@ def test_only_the_two_flower_apps_are_left_to_this_test(files: dict[str, PageBlo
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_about_twenty_lines(name: str, files: dict[str, PageBlock]) -> None:
     assert len([line for line in files[name].text.splitlines() if line.strip()]) <= 20
+
+
+def test_the_page_has_every_strategy_of_flower(flower: Path) -> None:
+    """`Strategy` is the base class and `Result` the value of a run."""
+    listed = (
+        "from flwr.server import strategy as old; from flwr.serverapp import strategy as new;"
+        "print(*{*old.__all__, *new.__all__} - {'Strategy', 'Result'})"
+    )
+    own = {"PYTHONPATH": str(flower), "FLWR_TELEMETRY_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", listed], env=os.environ | own, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    names = set(done.stdout.split())
+    assert len(names) > 20
+    table = PAGE.split("## Flower's strategies")[1].split("## What is lost")[0]
+    assert names - set(re.findall(r"`(\w+)`", table)) == set()

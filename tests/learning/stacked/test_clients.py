@@ -12,15 +12,17 @@ from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.errors import DivergedError, ModelError
-from ssfl.learning.evaluate import Evaluation, evaluate
+from ssfl.learning.evaluate import evaluate
 from ssfl.learning.flatten import read_vector, write_vector
-from ssfl.learning.masked_training import LocalResult, personal_settings, train_locally
+from ssfl.learning.masked_training import personal_settings, train_locally
 from ssfl.learning.stacked.clients import GROUP, Client, StackedClients, Vector
+from ssfl.method.evaluation import Evaluation, LocalResult
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
+from ssfl.method.training_rules import Correction, Pull, TrainingRule
 
 SETTINGS = RunSettings(local_epochs=1, batch_size=8, seed=4)
 SIZES = [(16, 9), (21, 70), (3, 0), (40, 5), (25, 20), (1, 1)]  # training and test samples
@@ -43,8 +45,10 @@ def many(sizes: Sequence[tuple[int, int]] = SIZES) -> list[Client]:
     return [(f"site-{i}", images(i, *size)) for i, size in enumerate(sizes)]
 
 
-def started(name: str = "cnn-small", width: int = 0) -> tuple[nn.Module, Manifest]:
-    settings = RunSettings(model=name, width=width)
+def started(
+    name: str = "cnn-small", width: int = 0, normalize: str = "none"
+) -> tuple[nn.Module, Manifest]:
+    settings = RunSettings(model=name, width=width, normalize=normalize)
     shard = images(0, 1, 0)
     model = image_task.build_model(settings, shard)
     described = {"input_shape": list(shard.input_shape), "num_classes": shard.num_classes}
@@ -71,13 +75,15 @@ def one_by_one(
     masks: Sequence[Mask],
     bases: Sequence[Vector],
     round_number: int,
+    rules: Sequence[Sequence[TrainingRule]] | None = None,
 ) -> list[LocalResult]:
     results = []
-    for (client_id, shard), mask, base in zip(clients, masks, bases, strict=True):
+    every = zip(clients, masks, bases, rules or [()] * len(clients), strict=True)
+    for (client_id, shard), mask, base, own in every:
         write_vector(model, manifest, mask.scatter(base))
         before = evaluate(model, image_task, shard)
         mean_loss = train_locally(
-            model, manifest, mask, image_task, shard, settings, round_number, client_id
+            model, manifest, mask, image_task, shard, settings, round_number, client_id, None, own
         )
         after = evaluate(model, image_task, shard)
         values = mask.gather(read_vector(model, manifest))
@@ -117,19 +123,68 @@ def assert_all_alike(
         {"local_steps": 7, "local_schedule": "cosine", "momentum": 0.9},
         {"local_epochs": 3, "local_schedule": "cosine", "weight_decay": 0.0},
         {"batch_size": 64},
+        {"lr_schedule": "cosine", "lr_warmup_rounds": 5},
+        {"lr_schedule": "step:2:0.5"},
+        {"augment": "crop-flip", "local_epochs": 2},
+        {"augment": "crop-flip", "normalize": "0.4/0.25", "momentum": 0.5},
     ],
 )
 def test_clients_of_many_sizes_and_masks_train_as_one_by_one(
     changes: dict[str, float | int | str],
 ) -> None:
     settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
-    model, manifest = started()
+    model, manifest = started(normalize=settings.normalize)
     clients = many()
     masks = random_masks(manifest, len(clients))
     bases = bases_of(manifest, masks)
     stacked = StackedClients(model, manifest, settings).train(clients, masks, bases, 3)
     exact = one_by_one(model, manifest, settings, clients, masks, bases, 3)
     assert_all_alike(stacked, exact, bases)
+
+
+def rules_for(kind: str, manifest: Manifest, mask: Mask, number: int) -> list[TrainingRule]:
+    """Return the rules of a client; some clients have others than the rest, or none."""
+    size = mask.num_kept + manifest.num_unmasked
+    first, second = (
+        Stream(number, "rule", part).uniform(size).astype(np.float32) - 0.5 for part in range(2)
+    )
+    strength = 0.1 * (number + 1)
+    two: list[TrainingRule] = [Pull(first, 0.2), Correction(first)]
+    kinds: dict[str, list[TrainingRule]] = {
+        "pull": [Pull(first, strength)],
+        "pull in gradient": [Pull(first, strength, in_gradient=True)],
+        "correction": [Correction(0.1 * first)],
+        "all": [
+            Pull(first, strength), Correction(0.1 * second), Pull(second, 0.2, in_gradient=True),
+            Pull(second, 0.3), Pull(first, 0.1, in_gradient=True),
+        ],
+        "different": two[: number % 3],
+    }  # fmt: skip
+    return kinds[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["pull", "pull in gradient", "correction", "all", "different"]
+)  # fmt: skip
+@pytest.mark.parametrize("changes", [{}, {"clip_norm": 0.3, "momentum": 0.9}])
+def test_the_rules_of_a_strategy_apply_as_one_by_one(
+    kind: str, changes: dict[str, float | int | str]
+) -> None:
+    settings = replace(SETTINGS, local_epochs=2, **changes)  # type: ignore[arg-type]
+    model, manifest = started()
+    clients = many()
+    masks = random_masks(manifest, len(clients))
+    bases = bases_of(manifest, masks)
+    rules = [rules_for(kind, manifest, mask, number) for number, mask in enumerate(masks)]
+    stacked = StackedClients(model, manifest, settings)
+    results = stacked.train(clients, masks, bases, 1, rules)
+    assert_all_alike(
+        results, one_by_one(model, manifest, settings, clients, masks, bases, 1, rules), bases
+    )
+    plain = stacked.train(clients, masks, bases, 1)
+    for own, result, other in zip(rules, results, plain, strict=True):
+        moved = np.abs(result.values - other.values).max()
+        assert (moved > 1e-3) == bool(own), "a rule has an effect"
 
 
 class Residual(nn.Module):

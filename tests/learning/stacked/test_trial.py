@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ssfl.learning.models import build_model
 from ssfl.learning.stacked import trial
 from ssfl.learning.stacked.trial import MAX_SIZE
 from ssfl.learning.task import Task
+from ssfl.method.settings import RunSettings
 
 SHAPE = (1, 8, 8)
 DESCRIBED = {"input_shape": list(SHAPE), "num_classes": 4}
@@ -31,6 +33,14 @@ def should_stack(model: nn.Module, task: Task | ModuleType = image_task) -> bool
 )
 def test_small_built_in_networks_are_stacked(name: str, width: int) -> None:
     assert should_stack(build_model(name, SHAPE, 4, width=width))
+
+
+@pytest.mark.parametrize("statistics", ["0.4/0.2", "0.4:0.5:0.6/0.2:0.3:0.4"])
+def test_networks_that_scale_pixels_are_stacked(statistics: str) -> None:
+    shape = (3, 8, 8)
+    model = build_model("cnn-small", shape, 4, normalize=statistics)
+    manifest = manifest_of(model, DESCRIBED | {"input_shape": list(shape)})
+    assert trial.should_stack(model, manifest, load_task("image"))
 
 
 def test_user_networks_are_stacked_if_the_loss_is_built_in(tmp_path: Path) -> None:
@@ -52,6 +62,22 @@ def test_classes_are_stacked_and_numbers_are_not() -> None:
     numbers = manifest_of(model, DESCRIBED | {"num_classes": 0})
     assert not trial.should_stack(model, numbers, load_task("table"))
     assert not trial.should_stack(model, manifest_of(model, {}), load_task("image"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"optimizer": "SGD", "momentum": 0.0, "lr_schedule": "cosine"}, True),
+        ({"optimizer": "adam"}, False),
+        ({"optimizer_options": "nesterov=true"}, False),
+        ({"optimizer_state": "keep"}, False),
+    ],
+)
+def test_only_plain_sgd_is_stacked(changes: dict[str, Any], expected: bool) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    settings = RunSettings(**changes)
+    manifest = manifest_of(model, DESCRIBED)
+    assert trial.should_stack(model, manifest, load_task("image"), settings) == expected
 
 
 class OwnWeights(nn.Module):

@@ -73,6 +73,12 @@ def test_a_server_on_loopback_refuses_requests_for_another_name(host: str) -> No
         assert status == 403 and "served on loopback" in text
 
 
+@pytest.mark.parametrize("host", ["LOCALHOST", "localhost.", "LocalHost.:80", "[::1]:80"])
+def test_a_server_on_loopback_answers_every_spelling_of_its_name(host: str) -> None:
+    with serving() as server:
+        assert get(server.port, "/echo", host=host)[0] == 200
+
+
 def test_a_server_beyond_loopback_answers_every_name() -> None:
     """Prometheus asks for an address, the name of a pod or that of a service."""
     server = WebServer(ROUTES, "0.0.0.0", 0, flag="--x-port")

@@ -8,6 +8,7 @@ import pytest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.settings.loading import load, setting_names
+from ssfl.strategies.registry import check_settings, strategy_names
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
@@ -42,7 +43,7 @@ def test_help_shows_defaults_units_and_choices(capsys: pytest.CaptureFixture[str
         "--port N port to listen on (default 50051)",
         "--wait-s X longest long-poll (default 30 s)",
         "--share SHARE written as 90 % run (strategy",
-        "how the federation learns (default ssfl) one of ssfl, fedavg",
+        f"how the federation learns (default ssfl) one of {', '.join(strategy_names())}",
         "--[no-]reproducible wait for every",
         "flag --port 50051 variable SSFL_PORT=50051 TOML file port = 50051",
         "A flag overrides a variable, a variable overrides the file",
@@ -134,3 +135,12 @@ def test_help_stays_readable_on_a_wide_terminal(
 def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
     version = importlib.metadata.version("ssfl")
     assert printed("--version", capsys) == f"ssfl-coordinator {version}\n"
+
+
+@pytest.mark.parametrize("flag", ["--sub-fedavg.accuracy 0.3", "--flash-jmwst.prune-rate=0.1"])
+def test_the_settings_of_a_strategy_with_a_dash_in_its_name_are_flags(flag: str) -> None:
+    strategy = flag.removeprefix("--").partition(".")[0]
+    argv = ["--strategy", strategy, "--local-epochs=2", *flag.split()]
+    run = load(Config, argv, {}, "ssfl-coordinator", "Coordinate a run.").run
+    check_settings(run)
+    assert run.strategy_options.startswith(f"{strategy}.")

@@ -152,7 +152,7 @@ def test_a_value_that_does_not_parse_is_reported_with_its_origin(tmp_path: Path)
         (
             "--model vgg",
             "--model must be one of mlp, cnn, cnn-small, lenet5, resnet18, resnet50, "
-            "resnet20, resnet32, resnet44, resnet56, resnet110, got 'vgg'",
+            "resnet8, resnet20, resnet32, resnet44, resnet56, resnet110, got 'vgg'",
         ),
         ("--port", "--port needs a value"),
         ("--lr 0.1", "unknown flag --lr; did you mean --learning-rate?"),

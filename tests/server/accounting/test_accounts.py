@@ -8,11 +8,11 @@ import pytest
 
 from server.run_loop_harness import C1, C2, begin, conduct
 from ssfl.method.manifest import Manifest
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.storage.journal import Journal
+from ssfl.strategies.contract import ClientId
 
 
 def send(coordinator: Coordinator, num_bytes: int, client: ClientId = C1) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.kernel_bytes import Connections, carried_by_connection, place_of
 from ssfl.server.accounting.ledger import Ledger
+from ssfl.strategies.contract import ClientId
 
 ANN, BOB = ClientId("ann"), ClientId("bob")
 counting = pytest.mark.skipif(

@@ -1,6 +1,5 @@
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import (
     CONNECTION,
     ONE_OFF,
@@ -9,6 +8,7 @@ from ssfl.server.accounting.ledger import (
     Ledger,
     encoding_word,
 )
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import transfer_pb2
 
 ANN, BOB = ClientId("ann"), ClientId("bob")
@@ -105,3 +105,12 @@ def test_every_encoding_has_a_plain_name() -> None:
     encodings: list[Any] = transfer_pb2.Encoding.values()
     words = [encoding_word(encoding) for encoding in encodings]
     assert len(set(words)) == len(words)
+
+
+def test_a_ledger_with_masks_of_rounds_continues_one_that_was_written_without() -> None:
+    resumed = Ledger()
+    resumed.resume(ROWS)  # a version that booked every mask as `mask`
+    resumed.count("round_masks", UP, 14, 12, client=ANN, encoding="bitmask")
+    expected = row("round_masks", "up", "bitmask", 12, 14)
+    assert resumed.rows() == [*ROWS[:-1], expected, ROWS[-1]]
+    assert "round_masks" not in ONE_OFF

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger
-from ssfl.server.accounting.ledger_file import COLUMNS, LedgerFile, copy_ledger
+from ssfl.server.accounting.ledger_file import COLUMNS, LedgerFile, copy_ledger, ledger_problem
+from ssfl.strategies.contract import ClientId
 
 ANN = ClientId("ann")
 
@@ -93,3 +93,39 @@ def test_a_copy_has_the_given_length_while_rows_are_appended(tmp_path: Path) -> 
     assert copy.read_bytes() == path.read_bytes()[: lengths[0]]
     copy_ledger(path, copy, lengths[1])
     assert copy.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "damaged", "why"),
+    [
+        (3, b"run,0,1,ann,connection,up,,x,0,11", "payload_bytes is 'x'"),
+        (4, b"run,0,2,ann,values,up,values_only,4,-2,", "message_bytes is '-2'"),
+        (4, b"run,0,2,ann,values,up,values_only,4", "more or fewer columns than line 1"),
+        (5, b"run,0,2,ann,connection,up,,0,0,21,9", "more or fewer columns than line 1"),
+        (5, b"run,0,2,a\xffn,connection,up,,0,0,21", "can't decode byte 0xff"),
+    ],
+)
+def test_a_damaged_line_is_named_with_the_remedy(
+    tmp_path: Path, line: int, damaged: bytes, why: str
+) -> None:
+    path = tmp_path / "ledger.csv"
+    written(path, 10, 20)
+    lines = path.read_bytes().splitlines()
+    lines[line - 1] = damaged
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    problem = ledger_problem(path, [], path.stat().st_size)
+    assert problem.startswith(f"{path}: line {line} is damaged: ")
+    assert why in problem and problem.endswith("; restore the file from a backup")
+
+
+def test_a_sound_ledger_adds_up_and_a_changed_count_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.csv"
+    totals = Ledger()
+    totals.count("values", Direction.UP, 30, 8, client=ANN, encoding="values_only")
+    totals.carry(ANN, Direction.UP, 32)
+    (num_bytes,) = written(path, 10, 20)[1:]
+    assert ledger_problem(path, totals.rows(), num_bytes) == ""
+    path.write_bytes(path.read_bytes().replace(b",4,10,", b",4,11,"))
+    assert "does not add up" in ledger_problem(path, totals.rows(), num_bytes)
+    path.write_bytes(path.read_bytes().replace(b"phase", b"Phase"))
+    assert "line 1 does not name the columns" in ledger_problem(path, totals.rows(), num_bytes)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.aggregate.step_sum import outliers
 from ssfl.server.run.facts import UploadAccepted
+from ssfl.strategies.contract import ClientId
 
 
 def found(*largest: float) -> list[str]:

@@ -11,8 +11,6 @@ import pytest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import FedAvg, strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.streams import Stream
 from ssfl.server.aggregate import step_sum
 from ssfl.server.aggregate.step_sum import StepSum, compare, update_fraction_bits
@@ -20,20 +18,26 @@ from ssfl.server.errors import StateError
 from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
 from ssfl.server.storage.spool import Spool
+from ssfl.strategies.contract import ClientId, NoOptions, Reduced, Rule, StepDone, Uploads, Work
+from ssfl.strategies.mask_source import AllWeights
+from ssfl.strategies.registry import strategy_for
+from ssfl.strategies.strategy import Strategy
 
 Vector = npt.NDArray[np.float32]
 COHORT = {ClientId("c1"): 10, ClientId("c2"): 30, ClientId("c3"): 60}
 C1, C2, C3 = COHORT
 
 
-class Summing(FedAvg):
+class Summing(Strategy):
     """Keeps its input, so that a test sees the sum itself."""
 
+    def __init__(self, settings: RunSettings) -> None:
+        super().__init__(settings, AllWeights(settings), Rule(settings, NoOptions()))
+
     def finish(
-        self, work: Work, state: ModelState, reduced: Vector, _rounds_done: int
+        self, _step: StepDone, state: ModelState, reduced: Reduced, _uploads: Uploads
     ) -> ModelState:
-        del work
-        return replace(state, values=reduced)
+        return replace(state, values=reduced.values)
 
 
 @pytest.fixture
@@ -55,7 +59,8 @@ def step_with(spool: Spool, work: Work, uploads: Mapping[ClientId, Vector]) -> S
         spool.keep(part, part.values)
         largest = float(np.abs(values).max())
         accepted[client] = UploadAccepted(4, client, digest.hex(), largest)
-    return Step(4, work, "", 2, 0, COHORT, accepted, closed=tuple(sorted(accepted)))
+    criterion = "saliency" if work is Work.SCORE else ""
+    return Step(4, work, criterion, 2, 0, COHORT, accepted, closed=tuple(sorted(accepted)))
 
 
 def total(step: Step, model: ModelState, spool: Spool, *folded: ClientId) -> list[float]:
@@ -63,7 +68,7 @@ def total(step: Step, model: ModelState, spool: Spool, *folded: ClientId) -> lis
     opened = replace(step, uploads={}, closed=None)
     step_sum = StepSum(opened, model, spool, Summing(RunSettings()))
     for client in folded:
-        step_sum.fold(client, step.uploads[client].digest, step.weights[client])
+        step_sum.fold(step.uploads[client], step.weights[client])
     values = step_sum.finish(step).model.values
     assert values is not None
     return [float(value) for value in values]
@@ -258,7 +263,7 @@ def test_outlier_scores_may_be_kept(
     few = {C1: (1, 2, 0, 0), C2: (3, 1, 0, 0), C3: (0, 0, 0, 1e30)}
     uploads = {client: vector(*values, *rest) for client, values in few.items()}
     step = step_with(spool, Work.SCORE, uploads)
-    kept = StepSum(step, model, spool, Summing(RunSettings()), "keep").reduce(step)
+    kept = StepSum(step, model, spool, Summing(RunSettings()), "keep").reduce(step).values
     assert kept[3] > 1e29 and kept[0] == 0, "the grid follows the largest"
     assert [vars(record)["client"] for record in caplog.records] == [C3]
 

@@ -14,11 +14,12 @@ from ssfl.method.exact_sum import MAX_FRACTION_BITS
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import OwnMasks
-from ssfl.method.strategies.contract import ClientId, Reducer, Work
 from ssfl.server.aggregate.step_sum import StepSum
 from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
+from ssfl.strategies.contract import ClientId, Reducer, Work
+from ssfl.strategies.registry import strategy_for
+from ssfl.strategies.strategy import Strategy
 
 Vector = npt.NDArray[np.float32]
 MANIFEST = Manifest(
@@ -41,12 +42,15 @@ class Uploads:
     def read(self, _step: int, client: ClientId, _digest: bytes, start: int, count: int) -> Vector:
         return self.values[client][start : start + count]
 
+    def tail(self, _step: int, client: ClientId, _digest: bytes, num_bytes: int) -> bytes:
+        raise KeyError(client, num_bytes)
+
 
 def summed(
     settings: RunSettings, weights: Mapping[ClientId, int], values: Mapping[ClientId, Vector]
-) -> tuple[OwnMasks, ModelState, Vector]:
+) -> tuple[Strategy, ModelState, Vector]:
     """Return the mean of a round in which every client sent the values it holds."""
-    strategy = OwnMasks(settings)
+    strategy = strategy_for(settings)
     model = strategy.begin(MANIFEST, INITIAL)
     is_by_holder = settings.averaging == "holders"
     reducer = Reducer.WEIGHTED_SUM_BY_HOLDER if is_by_holder else Reducer.WEIGHTED_SUM
@@ -55,11 +59,13 @@ def summed(
     step = Step(1, Work.TRAIN, "", 0, 0, weights, accepted, closed, reducer)
     step_sum = StepSum(step, model, Uploads(values), strategy)
     for client in list(values)[:1]:  # the others are added at the end
-        step_sum.fold(client, "00", weights[client])
-    return strategy, model, step_sum.reduce(step)
+        step_sum.fold(accepted[client], weights[client])
+    values_after = step_sum.finish(step).model.values
+    assert values_after is not None
+    return strategy, model, values_after
 
 
-def exact(strategy: OwnMasks, model: ModelState, weights: Mapping[ClientId, int],
+def exact(strategy: Strategy, model: ModelState, weights: Mapping[ClientId, int],
           values: Mapping[ClientId, Vector]) -> list[float]:  # fmt: skip
     """Return the same means with fractions: each value on the grid, the quotient rounded once."""
     scale = 2**MAX_FRACTION_BITS

@@ -17,7 +17,7 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.settings import RunSettings
-from ssfl.method.value_types import commit_change
+from ssfl.method.value_types import commit_change, commit_values
 from ssfl.server.broadcast.payloads import Broadcast, Form, NotBuilt, Part
 from ssfl.server.uploads.encoding_choice import Reader
 from ssfl.v1 import coordinator_pb2 as pb
@@ -34,6 +34,7 @@ MANIFEST = Manifest(
 INITIAL = initial_vector(MANIFEST, seed=5)
 SETTINGS = RunSettings()
 LOSSY = RunSettings(value_type="int8")
+VALUES = replace(LOSSY, downloads="values")
 RNG = np.random.default_rng(1)
 
 BASIC = frozenset({1, 2, 3, 4})
@@ -266,15 +267,30 @@ def test_after_a_restart_nothing_is_known_of_the_model_before() -> None:
     assert coding_of(base_part(broadcast, holding(START), PLAIN)) == ("values_only", b"")
 
 
-def test_values_under_another_mask_are_not_a_reference() -> None:
+def test_values_under_another_mask_are_not_a_reference_after_a_refresh() -> None:
     changed = mask_of(saliency(noise=0.5))
-    refreshed = replace(START, mask=changed, mask_epoch=2, values=trained(changed.gather(INITIAL)))
+    refreshed = replace(
+        START, mask=changed, mask_epoch=2, values=trained(changed.gather(INITIAL)),
+        scored_digest=bytes(32),
+    )  # fmt: skip
     broadcast = Broadcast(refreshed, SETTINGS, Broadcast(AFTER, SETTINGS))
     part = base_part(broadcast, holding(AFTER), CODED)
     assert coding_of(part) == ("reference", b"")
     first = changed.gather(INITIAL)
     again = base_part(broadcast, holding(AFTER, initial=True), CODED, first)
     assert coding_of(again) == ("reference", values_digest(first))
+
+
+def test_values_of_a_mask_that_moved_are_coded_against_the_previous_values_on_it() -> None:
+    changed = mask_of(saliency(noise=0.5))
+    assert AFTER.mask is not None and AFTER.values is not None
+    held = changed.gather(AFTER.mask.scatter(AFTER.values))
+    moved = replace(AFTER, mask=changed, mask_epoch=2, values=trained(held))
+    broadcast = Broadcast(moved, SETTINGS, Broadcast(AFTER, SETTINGS))
+    part = made(broadcast, holding(AFTER), CODED)[1]
+    assert part is not None and coding_of(part) == ("reference", AFTER.base_digest)
+    got = read_values(part.data, part.payload, held.size, {AFTER.base_digest: held})
+    assert moved.values is not None and got.tobytes() == moved.values.tobytes()
 
 
 # -- the values of a lossy run
@@ -315,6 +331,32 @@ def test_a_lossy_run_whose_change_could_not_be_coded_sends_the_values() -> None:
     assert coding_of(part) == ("reference", START.base_digest)
 
 
+def coded_after() -> ModelState:
+    values, payload, _ = commit_values(VALUES, trained(FIRST), None)
+    assert payload is not None
+    return replace(START, values=values, change=payload)
+
+
+def test_coded_values_are_sent_to_every_client_whatever_it_holds() -> None:
+    after = coded_after()
+    for before in (None, Broadcast(START, VALUES)):  # without one: after a restart
+        broadcast = Broadcast(after, VALUES, before)
+        for model, initial, reader in product([None, START, LATER], [False, True], [PLAIN, CODED]):
+            part = base_part(broadcast, holding(model, initial=initial), reader)
+            assert coding_of(part) == ("int8", b"")
+            assert part and part.data == after.change
+        assert base_part(broadcast, holding(after), CODED) is None
+
+
+def test_a_client_without_the_lossy_code_gets_coded_values_exactly() -> None:
+    broadcast = Broadcast(coded_after(), VALUES, Broadcast(START, VALUES))
+    without = Reader(ALL - {transfer_pb2.ENCODING_INT8}, coded=True)
+    assert coding_of(base_part(broadcast, holding(), without)) == ("reference", b"")
+    part = base_part(broadcast, holding(START), without, FIRST)
+    assert coding_of(part) == ("reference", START.base_digest)
+    assert coding_of(base_part(broadcast, holding(), OLDER)) == ("values_only", b"")
+
+
 # -- every combination, and what is made how often
 
 
@@ -327,7 +369,8 @@ def situations() -> Iterator[tuple[Broadcast, pb.NextTaskRequest, Reader]]:
         [None, START, AFTER, LATER], [False, True]
     )]  # fmt: skip
     lossy = Broadcast(lossy_after(), LOSSY, Broadcast(START, LOSSY))
-    for broadcast in (before, Broadcast(AFTER, SETTINGS, before), lossy):
+    values = Broadcast(coded_after(), VALUES, Broadcast(START, VALUES))
+    for broadcast in (before, Broadcast(AFTER, SETTINGS, before), lossy, values):
         yield from product([broadcast], requests, readers)
 
 

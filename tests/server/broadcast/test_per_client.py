@@ -11,9 +11,10 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import OwnMasks, strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.per_client import Broadcasts
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import strategy_for
+from ssfl.strategies.strategy import Strategy
 
 SETTINGS = RunSettings(criterion="client-random", sparsity="0.5", seed=5)
 C1, C2 = ClientId("c1"), ClientId("c2")
@@ -48,17 +49,17 @@ def test_the_model_before_is_never_served_for_the_new_one(
 ) -> None:
     """Where the newer part may overtake the older one, the older is the last to be stored."""
     broadcasts, begun, newer_made = Broadcasts(SETTINGS), threading.Event(), threading.Event()
-    strategy, made = OwnMasks(SETTINGS), list[ModelState]()
+    strategy, made = strategy_for(SETTINGS), list[ModelState]()
 
-    def slow(_: OwnMasks, client: ClientId, work: Work, model: ModelState) -> ModelState:
+    def slow(_: Strategy, client: ClientId, work: Work, model: ModelState) -> ModelState:
         made.append(model)
         begun.set()
         if model is first and not broadcasts._lock.locked():
             assert newer_made.wait(DEADLINE_S)
         return client_state(strategy, client, work, model)
 
-    client_state = OwnMasks.client_state
-    monkeypatch.setattr(OwnMasks, "client_state", slow)
+    client_state = Strategy.client_state
+    monkeypatch.setattr(Strategy, "client_state", slow)
     with ThreadPoolExecutor(2) as pool:
         older = pool.submit(broadcasts.broadcast_for, C1, Work.TRAIN, first)
         assert begun.wait(DEADLINE_S)

@@ -17,8 +17,6 @@ from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.method.streams import Stream
 from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.per_client import Broadcasts
@@ -26,8 +24,11 @@ from ssfl.server.broadcast.tasks import Ready, task_for
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.run.state import Member, RunState, Step
 from ssfl.server.uploads.encoding_choice import Reader
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
+from strategies.steps import finish
 
 Vector = npt.NDArray[np.float32]
 MANIFEST = Manifest(
@@ -92,14 +93,14 @@ class Run:
         self.broadcasts.shared(self.model)
         spread = np.exp(noise * self.rng.normal(0, 1, self.scores.size))
         self.scores = np.asarray(self.scores * spread, dtype=np.float32)
-        self.model = self.strategy.finish(Work.SCORE, self.model, self.scores, self.rounds_done)
+        self.model = finish(self.strategy, Work.SCORE, self.model, self.scores, self.rounds_done)
 
     def train(self) -> None:
         self.broadcasts.shared(self.model)
         assert self.model.values is not None
         moved = self.model.values + self.rng.normal(0, 1e-3, self.model.values.size)
         mean = np.asarray(moved, dtype=np.float32)
-        self.model = self.strategy.finish(Work.TRAIN, self.model, mean, self.rounds_done)
+        self.model = finish(self.strategy, Work.TRAIN, self.model, mean, self.rounds_done)
         self.rounds_done += 1
 
     def task(self, client: Client, work: Work) -> Ready:

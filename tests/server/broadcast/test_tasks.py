@@ -11,13 +11,13 @@ from ssfl.codec import masks, values_only
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.broadcast.payloads import Broadcast, Form, NotBuilt
 from ssfl.server.broadcast.tasks import Ready, task_for
 from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Member, RunState, Step, initializer
 from ssfl.server.uploads.encoding_choice import Reader
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -95,6 +95,16 @@ def test_another_describes_the_model_when_the_first_is_lost_gone_or_not_ready() 
         chosen = initializer(state)
         assert chosen is not None and chosen.client == C1
     assert initializer(replace(GATHERING, lost=frozenset({C1, C2}))) is None
+
+
+@pytest.mark.parametrize(
+    ("passed_over", "asked"), [((), C2), ((C2,), C1), ((C2, C1), C2), ((C1, C2), C1), ((C1,), C2)]
+)
+def test_a_client_that_was_passed_over_describes_the_model_after_all_others(
+    passed_over: tuple[ClientId, ...], asked: ClientId
+) -> None:
+    chosen = initializer(replace(GATHERING, passed_over=passed_over))
+    assert chosen is not None and chosen.client == asked
 
 
 def scoring(**changes: Any) -> RunState:

@@ -1,7 +1,6 @@
 """Process counters: clients, and bytes relative to the dense model."""
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.history.timing import sending_s
@@ -9,6 +8,7 @@ from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.state import RunState
+from ssfl.strategies.contract import ClientId, Work
 
 A, B = ClientId("a"), ClientId("b")
 VALUES, KEPT = 100, 10

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from server.core_harness import World
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.history_file import history_blocks
 from ssfl.server.history.run_history import History, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.journal import Journal
+from ssfl.strategies.contract import ClientId, Work
 
 C1 = ClientId("c1")
 TEST = {"correct": 1, "total": 2, "loss_sum": 1.0}

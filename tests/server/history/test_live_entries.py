@@ -8,13 +8,13 @@ import pytest
 
 from server.core_harness import World
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.history import live_entries
 from ssfl.server.history.history_file import Follower
 from ssfl.server.history.live_entries import Following, LiveEntries
 from ssfl.server.history.run_history import HistoryEntry, Newest
 from ssfl.server.run import facts
 from ssfl.server.storage.journal import Journal
+from ssfl.strategies.contract import ClientId
 
 SETTINGS = RunSettings(clients=3, rounds=12, evaluate_every=2, refresh_rounds="3,7")
 

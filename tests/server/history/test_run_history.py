@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.run_history import History
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.quality import accuracies
+from ssfl.strategies.contract import ClientId, Work
 
 C1, C2, C3 = ClientId("c1"), ClientId("c2"), ClientId("c3")
 COHORT = {C1: 10, C2: 30, C3: 60}

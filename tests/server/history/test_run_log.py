@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.run_history import Newest
 from ssfl.server.history.run_log import (
     _committed,
@@ -16,6 +15,7 @@ from ssfl.server.history.run_log import (
     _warn_of_coding,
 )
 from ssfl.server.run.state import Member, RunState
+from ssfl.strategies.contract import ClientId, Work
 
 
 def entry(coding_error: float, *encodings: str) -> dict[str, Any]:

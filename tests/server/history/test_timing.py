@@ -2,10 +2,10 @@
 
 import pytest
 
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.timing import PHASES, StepTimes
 from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
+from ssfl.strategies.contract import ClientId, Work
 
 QUICK, SLOW = ClientId("quick"), ClientId("slow")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ssfl.method.image_settings import STATISTICS
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
@@ -49,6 +50,28 @@ def test_settings_that_no_run_could_have_are_refused(
         read_first_model(path, RunSettings())
     assert str(caught.value).startswith(f"--init: {path}: ")
     assert caught.value.exit_code == ExitCode.BAD_DATA
+
+
+NUMBERS = STATISTICS["cifar10"]
+
+
+@pytest.mark.parametrize("chosen", ["none", "auto", "cifar10", NUMBERS])
+def test_the_statistics_of_pixels_come_from_the_file(tmp_path: Path, chosen: str) -> None:
+    path = written(tmp_path, {**RECORDED, "normalize": NUMBERS})
+    assert read_first_model(path, RunSettings(normalize=chosen)).settings.normalize == NUMBERS
+    plain = written(tmp_path, RECORDED)
+    assert read_first_model(plain, RunSettings(normalize="auto")).settings.normalize == "none"
+
+
+def test_other_statistics_than_those_of_the_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match=r"the file is for --normalize none, this run has 0\.4"):
+        read_first_model(written(tmp_path, RECORDED), RunSettings(normalize="cifar10"))
+    path = written(tmp_path, {**RECORDED, "normalize": "0.5/0.5"})
+    with pytest.raises(ProgramError, match=r"the file is for --normalize 0\.5/0\.5, this run"):
+        read_first_model(path, RunSettings(normalize="0.5/0.25"))
+    path = written(tmp_path, {**RECORDED, "normalize": "0.5/0"})
+    with pytest.raises(ProgramError, match="--normalize must be"):
+        read_first_model(path, RunSettings())
 
 
 def test_another_network_than_the_chosen_one_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from ssfl.durable.failpoints import install_hook
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import Fenced
 from ssfl.server.run import events
 from ssfl.server.run.events import Reply
@@ -15,6 +14,7 @@ from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import Journal, holds_journal
 from ssfl.server.storage.spool import Spool
+from ssfl.strategies.contract import ClientId
 
 C1 = ClientId("c1")
 JOINED = events.Joined(C1, "t", 10, "m", "cpu")

@@ -6,7 +6,6 @@ import pytest
 
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import ProgramError
 from ssfl.server.errors import ModelUnusable, RunFull, TooManyJoins
 from ssfl.server.loop import limits
@@ -20,6 +19,7 @@ from ssfl.server.loop.limits import (
     connections_that_fit,
 )
 from ssfl.server.run.state import Member, RunState
+from ssfl.strategies.contract import ClientId
 
 ANN, BOB = ClientId("ann"), ClientId("bob")
 

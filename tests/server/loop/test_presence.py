@@ -2,9 +2,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import TooManyCalls
 from ssfl.server.loop.presence import LOST_AFTER_S, MAX_CALLS, PresenceTable
+from ssfl.strategies.contract import ClientId
 
 C1 = ClientId("c1")
 

@@ -11,7 +11,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.server.loop import ticker as module
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.presence import LOST_AFTER_S
-from ssfl.server.loop.ticker import _WaitingLog, report_lost_and_returned, tick
+from ssfl.server.loop.ticker import _DescriptionWait, _WaitingLog, report_lost_and_returned, tick
 from ssfl.server.run import events
 from ssfl.server.run.state import Phase
 
@@ -133,3 +133,37 @@ def test_a_stalled_run_that_is_paused_does_not_continue(
     said = [one.getMessage()[:7] for one in caplog.records if one.name == "ssfl.coordinator"]
     assert said == ["WAITING", "waiting", "WAITING"]
     assert "the run continues" not in caplog.text
+
+
+def test_a_client_that_does_not_describe_the_model_is_passed_over(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+
+    async def script(coordinator: Coordinator) -> None:
+        run, presence = coordinator.run, coordinator.presence
+        limit_s, digest = run.state.settings.no_progress_s, manifest.digest.hex()
+        wait = _DescriptionWait(coordinator)
+
+        async def passed_over(after_s: float) -> tuple[str, ...]:
+            clock.now_s += after_s
+            await wait.update(clock())
+            return run.state.passed_over
+
+        for client in (C1, C2):
+            await run.post(events.Joined(client, "t", 10, digest, "cpu"))
+        assert await passed_over(0.0) == ()
+        presence.get(C1, clock()).descriptions = 1
+        assert await passed_over(2 * limit_s) == (), "its upload is under way"
+        presence.get(C1, clock()).descriptions = 0
+        assert await passed_over(limit_s - 1.0) == ()
+        wait.since_s += 5.0  # this process was suspended
+        assert await passed_over(5.0) == ()
+        assert await passed_over(1.0) == (C1,)
+        assert caplog.messages == ["client does not describe the model: another is asked"]
+        assert await passed_over(0.0) == (C1,)
+        assert await passed_over(limit_s) == (C1, C2), "the next client has its own time"
+        await begin(coordinator, manifest)
+        assert await passed_over(2 * limit_s) == (C1, C2), "the model is known"
+
+    conduct(tmp_path, script, clock=clock)

@@ -9,8 +9,6 @@ from server.run_loop_harness import conduct, spooled, step_over
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.recovery.recompute import Refold, StepVerdict
 from ssfl.server.recovery.state_dir_check import file_problems, read_state
@@ -18,6 +16,8 @@ from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.events import Reply
 from ssfl.server.run.facts import ClientsAdded
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import strategy_for
 
 CLIENTS = [ClientId(f"c{number}") for number in range(8)]
 SETTINGS = RunSettings(

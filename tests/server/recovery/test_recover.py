@@ -9,8 +9,6 @@ import pytest
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Ssfl
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.errors import StateError
 from ssfl.server.recovery.recover import load_model, open_run
@@ -19,6 +17,9 @@ from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import strategy_for
+from strategies.steps import finish
 
 SETTINGS = RunSettings(sparsity="0.5", seed=5)
 C1 = ClientId("c1")
@@ -99,10 +100,10 @@ def test_a_refreshed_mask_is_recovered_with_its_scored_model(
     """It determines where pruned weights rest, so the next refresh scores the same bits."""
     settings = replace(SETTINGS, deactivated=deactivated)
     assert model.values is not None
-    ssfl = Ssfl(settings)
-    trained = ssfl.finish(Work.TRAIN, model, model.values + np.float32(1), 0)
+    ssfl = strategy_for(settings)
+    trained = finish(ssfl, Work.TRAIN, model, model.values + np.float32(1), 0)
     scores = np.array([9, 0, 9, 0, 9, 0], dtype=np.float32)
-    renewed = ssfl.finish(Work.SCORE, trained, scores, 1)
+    renewed = finish(ssfl, Work.SCORE, trained, scores, 1)
     assert renewed.mask is not None and renewed.scored is not None
     opened(tmp_path, settings)
     store = Store(tmp_path, seed=5)

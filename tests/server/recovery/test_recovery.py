@@ -7,10 +7,10 @@ import pytest
 
 from server.core_harness import World
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run import events, facts
 from ssfl.server.run.apply import with_lost
 from ssfl.server.run.state import RunState
+from ssfl.strategies.contract import ClientId
 
 CLIENTS = [ClientId("c1"), ClientId("c2"), ClientId("c3")]
 RUNS = {

@@ -15,13 +15,13 @@ from server.step_harness import C1, C2, Steps, announced
 from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import StateError
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.recovery.recover import load_models
 from ssfl.server.rpc.admin import AdminService
 from ssfl.server.run import events
+from ssfl.strategies.contract import Work
 from ssfl.v1 import admin_pb2, transfer_pb2
 from ssfl.v1 import coordinator_pb2 as pb
 

@@ -251,3 +251,13 @@ def test_layers_are_those_of_the_newest_mask() -> None:
         {"name": "b.weight", "kept": 2, "size": 10, "density": 0.2},
     ]
     assert [mask["epoch"] for mask in run.masks] == [1, 2]
+
+
+def test_a_point_of_the_curve_has_masks_and_personal_models_if_the_round_has_them() -> None:
+    run = RunView()
+    moved = {"density": 0.2, "changed": 0.01, "client_density": 0.1, "client_changed": 0.05}
+    run.add("rounds", {**round_entry(0, [client_row("a")]), "mask": moved, "personal": 0.5})
+    run.add("rounds", round_entry(1, [client_row("a")]))
+    first, second = run.curve.points()
+    assert (first["mask"], first["personal"]) == (moved, 0.5)
+    assert not {"mask", "personal"} & set(second)

@@ -18,13 +18,13 @@ from ssfl.codec import values_only
 from ssfl.durable.failpoints import install_hook, trigger
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Work
 from ssfl.program.exits import ExitCode
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.rpc.admin import AdminService
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.run import events
 from ssfl.server.storage import disk_full
+from ssfl.strategies.contract import Work
 from ssfl.tools import main as tools
 from ssfl.tools.operate import admin_client
 from ssfl.v1 import admin_pb2_grpc, transfer_pb2

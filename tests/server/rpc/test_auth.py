@@ -63,7 +63,7 @@ def test_a_name_of_the_certificate_may_call(client_id: str) -> None:
 
 @pytest.mark.parametrize("client_id", ["bob", "", "Ann", "x.example.org", "an"])
 def test_another_name_is_refused_with_both(client_id: str) -> None:
-    both = f"calls itself {client_id!r}, but its certificate is of 'ann' or 'ann.example.org'"
+    both = f"calls itself {client_id!r}, but its certificate is for 'ann' or 'ann.example.org'"
     with pytest.raises(WrongName, match=both):
         call(Authenticator(certificates=True), pb.JoinRequest(client_id=client_id), auth=ANN)
 
@@ -73,7 +73,7 @@ def test_the_admin_port_requires_the_admin_certificate() -> None:
     request = admin_pb2.StopRunRequest()
     where = "/ssfl.v1.AdminService/StopRun"
     with pytest.raises(
-        WrongName, match="needs the certificate of 'admin', but this one is of 'ann'"
+        WrongName, match="needs the certificate of 'admin', but this one is for 'ann'"
     ):
         call(authenticator, request, auth=ANN, method=where)
     admin = {"x509_common_name": [b"admin"]}

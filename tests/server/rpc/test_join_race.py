@@ -3,10 +3,10 @@
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run.events import Event, Joined, Left, Lost, RemoveAsked, Reply
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState
+from ssfl.strategies.contract import ClientId
 
 C1 = ClientId("c1")
 

@@ -139,7 +139,7 @@ def test_the_bytes_of_a_measurement_are_logged_and_not_in_the_ledger(
         down = sum(one.ByteSize() for one in answers[2:])
         assert up > 20 * piece
         assert down > 30 * piece
-        assert f"new measured its wire: {up} bytes up, {down} down" in caplog.messages
+        assert f"new measured its link: {up} bytes up, {down} down" in caplog.messages
 
     with caplog.at_level("INFO", "ssfl.server.rpc.preflight"):
         conduct(tmp_path, script)

@@ -7,7 +7,6 @@ import pytest
 from ssfl.method.errors import ManifestError
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import (
     ClientIdTaken,
     InvalidRequest,
@@ -22,24 +21,26 @@ from ssfl.server.rpc.request_checks import (
     MAX_CLASSES,
     MAX_ENCODINGS,
     MAX_SAMPLES,
+    MAX_STEPS,
     check_caller,
     check_join,
     check_manifest,
+    check_progress,
     check_ready,
     check_report,
 )
 from ssfl.server.rpc.session_numbers import KEY_BYTES, SessionNumbers
 from ssfl.server.run.state import Member, RunState
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 
 C1 = ClientId("c1")
 TOKEN, OTHER_TOKEN = bytes(16), bytes([1] * 16)
 EMPTY = RunState(RunSettings(), run_id="r1")
-MEMBER = Member(C1, 3, TOKEN.hex(), 10, "", "f")
+MEMBER = Member(C1, 3, TOKEN.hex(), 10, "", "f", replaced=(2,))
 WITH_C1 = replace(EMPTY, members={C1: MEMBER})
 NUMBERS = SessionNumbers(bytes(KEY_BYTES))
-NUMBERS.replace(C1, 2)
 
 
 def join(**changes: Any) -> pb.JoinRequest:
@@ -71,6 +72,7 @@ def check(
         {"manifest_digest": bytes(32)},
         {"class_counts": dict.fromkeys(range(MAX_CLASSES), 1)},
         {"labels": range(MAX_CLASSES)},
+        {"class_counts": {0: MAX_SAMPLES}},
         {"fingerprint": "f" * 200, "software": "s" * 200},
     ],
 )
@@ -100,6 +102,10 @@ def test_a_valid_request_may_join(changes: dict[str, Any]) -> None:
         ({"encodings": [1, 3, 4, 77]}, "a client must read ENCODING_DENSE"),
         ({"class_counts": dict.fromkeys(range(MAX_CLASSES + 1), 1)}, "more than 10000 classes"),
         ({"labels": range(MAX_CLASSES + 1)}, "labels of more than 10000 classes"),
+        ({"labels": [0, 2, 1]}, "labels must be ascending, each once"),
+        ({"labels": [0, 1, 1]}, "labels must be ascending, each once"),
+        ({"class_counts": {7: MAX_SAMPLES + 1}}, "a class count of 2147483649; at most"),
+        ({"class_counts": {7: (1 << 64) - 1}}, "a class count of 18446744073709551615; at most"),
     ],
 )
 def test_an_invalid_join_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -264,6 +270,13 @@ def test_reports_must_be_possible() -> None:
             check_report(0.0, evaluations=[update_pb2.Evaluation(loss_sum=wrong)])
         with pytest.raises(InvalidRequest, match="within"):
             check_report(0.0, evaluations=[update_pb2.Evaluation(metric_sums={"a": wrong})])
+
+
+def test_progress_beyond_any_task_is_refused() -> None:
+    check_progress(MAX_STEPS, MAX_STEPS)
+    for name, steps in (("steps_done", (MAX_STEPS + 1, 0)), ("steps_all", (0, (1 << 64) - 1))):
+        with pytest.raises(InvalidRequest, match=f"{name} is {max(steps)}; at most"):
+            check_progress(*steps)
 
 
 def test_a_reproducible_run_takes_its_clients_and_no_more() -> None:

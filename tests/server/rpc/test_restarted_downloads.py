@@ -13,18 +13,19 @@ from server.step_harness import C1, C2, Steps, announced
 from ssfl.codec import values_only
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Work
 from ssfl.server.broadcast.payloads import NotBuilt
 from ssfl.server.broadcast.tasks import Ready, task_for
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
 from ssfl.server.uploads.encoding_choice import Reader
+from ssfl.strategies.contract import Work
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
 RUNS = {
     "coded": replace(SETTINGS, rounds=3),
     "lossy": replace(SETTINGS, rounds=3, value_type="int8"),
+    "lossy values": replace(SETTINGS, rounds=3, value_type="int8", downloads="values"),
     "dense": replace(SETTINGS, rounds=3, strategy="fedavg"),
     "renewed": replace(SETTINGS, rounds=3, refresh_rounds="1,2"),
     "renewed and kept": replace(SETTINGS, rounds=3, refresh_rounds="1,2", deactivated="keep"),

@@ -23,12 +23,14 @@ from ssfl.codec import blocks, reference
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.payloads import Broadcast, Form
+from ssfl.server.broadcast.tasks import task_for
 from ssfl.server.loop.coordinator import Coordinator
+from ssfl.server.rpc import service as service_module
 from ssfl.server.rpc.interceptors import StatusInterceptor
 from ssfl.server.rpc.service import CoordinatorService
 from ssfl.server.run import events
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import coordinator_pb2_grpc, transfer_pb2
 
@@ -208,3 +210,54 @@ def test_the_encoding_is_logged_when_a_client_is_ready(
 
     settings = replace(SETTINGS, value_type=value_type)
     tell(tmp_path, plain_manifest, story, reference_coding, settings)
+
+
+def test_a_client_from_before_the_settings_of_images_is_refused_once_it_has_a_model(
+    tmp_path: Path, plain_manifest: Manifest
+) -> None:
+    async def story(_steps: Steps, stub: Any) -> None:
+        request = pb.JoinRequest(
+            protocol_version=1,
+            client_id="c3",
+            token=bytes(16),
+            num_samples=10,
+            encodings=[transfer_pb2.Encoding.Name(one) for one in ALL],
+        )
+        response = await stub.Join(request, timeout=30)
+        assert response.strategy == "augment contract 1"
+        request.manifest_digest = plain_manifest.digest
+        with pytest.raises(grpc.aio.AioRpcError, match="this run has augment contract 1, which"):
+            await stub.Join(request, timeout=30)
+        request.strategy = response.strategy
+        await stub.Join(request, timeout=30)
+
+    tell(tmp_path, plain_manifest, story, settings=replace(SETTINGS, augment="crop-flip"))
+
+
+def test_a_heartbeat_does_not_look_for_the_task_again(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: Counter[ClientId] = Counter()
+
+    def counting(*arguments: Any) -> Any:
+        looked[arguments[2]] += 1
+        return task_for(*arguments)
+
+    monkeypatch.setattr(service_module, "task_for", counting)
+    monkeypatch.setattr(service_module, "HEARTBEAT_S", 0.01)
+
+    async def story(steps: Steps, stub: Any) -> None:
+        caller = steps.caller(C1)
+        step = steps.coordinator.run.state.step
+        assert step is not None
+        poll = stub.NextTask(pb.NextTaskRequest(caller=caller, finished_step=step.number))
+        for _ in range(5):
+            assert (await poll.read()).WhichOneof("part") == "waiting"
+        assert looked == {C1: 1}
+        await next_round(steps)
+        while (answer := await poll.read()).WhichOneof("part") == "waiting":
+            pass
+        assert answer.task.train.round_number == 1
+        poll.cancel()
+
+    tell(tmp_path, manifest, story)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ssfl.durable import failpoints
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
 from ssfl.server.rpc.session_numbers import (
     KEY_BYTES,
@@ -16,6 +15,7 @@ from ssfl.server.rpc.session_numbers import (
     read_session_key,
 )
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import ClientId
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 KEY = bytes(range(KEY_BYTES))
@@ -78,13 +78,3 @@ def test_a_run_that_is_moved_aside_takes_its_key_along(tmp_path: Path) -> None:
     assert moved is not None
     assert read_session_key(StateDirectory(moved)) == key
     assert read_session_key(StateDirectory(state)) != key
-
-
-def test_replaced_sessions_are_remembered_until_the_name_changes_hands() -> None:
-    numbers = SessionNumbers(KEY)
-    numbers.replace(C1, 3)
-    assert numbers.was_replaced(numbers.number("r1", C1, 3), "r1", C1)
-    assert not numbers.was_replaced(numbers.number("r1", C1, 2), "r1", C1)
-    assert not numbers.was_replaced(numbers.number("r1", C1, 3), "r1", C2)
-    numbers.forget(C1)
-    assert not numbers.was_replaced(numbers.number("r1", C1, 3), "r1", C1)

@@ -17,12 +17,12 @@ from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import values_digest
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues, InvalidRequest, JoinAgain, ManifestMismatch, ModelUnusable
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.limits import Limits
 from ssfl.server.rpc.upload_service import UploadService
 from ssfl.server.run import events
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 

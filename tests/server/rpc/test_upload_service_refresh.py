@@ -13,10 +13,10 @@ from ssfl.codec import values_only
 from ssfl.method.controls import client_random_mask
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.errors import BadValues, StaleBase, StaleMask
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 

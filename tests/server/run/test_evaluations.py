@@ -7,9 +7,9 @@ import pytest
 
 from server.core_harness import World
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events
 from ssfl.server.run.state import Step
+from ssfl.strategies.contract import ClientId, Work
 
 CLIENTS = [ClientId("c1"), ClientId("c2"), ClientId("c3")]
 SETTINGS = RunSettings(

@@ -6,30 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssfl.method.strategies.contract import ClientId, Reducer, Work
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact, from_json, to_json
+from ssfl.strategies.contract import ClientId, Reducer, Work
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 ONE_OF_EACH: list[Fact] = [
-    facts.RunOpened("r1", {"rounds": 3, "sparsity": "0.9", "learning_rate": 0.1}, "0.1.0"),
+    facts.RunOpened("r1", {"rounds": 3, "sparsity": "0.9", "learning_rate": 0.1}, "0.1.0", "s"),
     facts.ClientJoined(
         C1, 3, "ab" * 16, 150, "cd" * 32, "torch 2.6, 1 thread", {"0": 75, "1": 75}, (1, 3), (0, 1)
     ),
-    facts.ModelInitialized(C1, "m", "i", 1, "k", 500, "b"),
+    facts.ModelInitialized(C1, "m", "i", 1, "k", 500, "b", "warm-up"),
     facts.RunStarted((C1, C2)),
     facts.StepStarted(
         4, Work.SCORE, "saliency", 2, 1, {C1: 150, C2: 90},
         Reducer.WEIGHTED_SUM_BY_HOLDER, equal_weights=True, num_batches=50, reason="new labels: 8",
-        goal=1, fraction_bits=30,
+        goal=1, fraction_bits=30, task="move", counts_as_round=False,
     ),
     facts.ClientsAdded(4, {C2: 90}),
     facts.UploadAccepted(
-        4, C1, "ef" * 32, 0.1, {"work_s": 1.5, "evaluation": {"total": 10}}, "ab" * 32
+        4, C1, "ef" * 32, 0.1, {"work_s": 1.5, "evaluation": {"total": 10}}, "ab" * 32,
+        "cd" * 32, (0.5, 2.0),
     ),
     facts.StepClosed(4, (C1,), (C2,), (C2,)),
     facts.StepCommitted(
-        4, 1, "k", 500, "b2", {"seconds": 2.5, "ledger": [{"phase": "values"}]}, "ef" * 32
+        4, 1, "k", 500, "b2", {"seconds": 2.5, "ledger": [{"phase": "values"}]}, "ef" * 32,
+        "ab" * 32, "train",
     ),
     facts.StepVoided(4, "1 of at least 2 reported", (C2,)),
     facts.RefreshRequested(),

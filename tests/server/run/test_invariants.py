@@ -10,9 +10,9 @@ import pytest
 from server.core_harness import World
 from server.invariants import INVARIANTS, check_invariants
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run import state as module
 from ssfl.server.run.state import RunState, Step, StepCounts
+from ssfl.strategies.contract import ClientId
 
 C1, C2, C3 = (ClientId(name) for name in ("c1", "c2", "c3"))
 

@@ -5,6 +5,7 @@ upload counts, rounds are never undone. This file adds that a step closes at its
 every run reaches its end once the faults stop.
 """
 
+import os
 import random
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 
 from server.core_harness import World, hashed
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events, facts
 from ssfl.server.run.state import Phase
+from ssfl.strategies.contract import ClientId, Work
 
-NUM_RUNS = 300
+# `make check` takes a sample in which every kind of fault happens.
+SEEDS = range(140, 200) if os.environ.get("SAMPLE") else range(300)
+NUM_RUNS = len(SEEDS)
 TROUBLE = 150  # events
 
 
@@ -230,7 +233,7 @@ def check_masks(world: World) -> None:
 
 def test_every_seed_keeps_the_promises_and_reaches_the_end() -> None:
     seen_rounds = seen_void = seen_stop = seen_renewed = seen_paused = 0
-    for seed in range(NUM_RUNS):
+    for seed in SEEDS:
         try:
             world = Trouble(seed).run()
             check_end(world)

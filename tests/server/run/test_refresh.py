@@ -7,11 +7,11 @@ import pytest
 
 from server.core_harness import World
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import facts
 from ssfl.server.run.quality import chosen_on, mean_client_loss, quality
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.run.state import Member, RunState, Step
+from ssfl.strategies.contract import ClientId, Work
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 STATE = RunState(RunSettings(rounds=20), mask_epoch=1, rounds_done=6, masked_round=2)

@@ -1,10 +1,11 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Reply
@@ -12,6 +13,8 @@ from ssfl.server.run.facts import Fact
 from ssfl.server.run.machine import late_reply
 from ssfl.server.run.quorum import final_model_delivered
 from ssfl.server.run.state import Phase, RunState
+from ssfl.server.run.waiting import waiting_for
+from ssfl.strategies.contract import ClientId, Work
 
 C1, C2 = ClientId("c1"), ClientId("c2")
 NEW = RunState(RunSettings())
@@ -63,6 +66,16 @@ def test_a_run_gathers_scores_trains_evaluates_and_ends() -> None:
     assert (state.run_id, state.founders, state.last_step) == ("r1", (C1,), 3)
     assert (state.rounds_done, state.rounds_evaluated, state.model_step) == (1, 1, 2)
     assert (state.mask_epoch, state.num_kept, state.base_digest) == (1, 5, "b2")
+
+
+def test_replaced_sessions_are_remembered_until_the_name_changes_hands() -> None:
+    again = after(*(joined(C1, number) for number in range(1, 20)), joined(C2, 20))
+    assert again.members[C1].replaced == tuple(range(3, 19))
+    assert again.members[C2].replaced == ()
+    other = replace(joined(C1, 21), token="u")
+    assert after(other, state=again).members[C1].replaced == ()
+    readmitted = after(facts.ClientReadmitted(C1), joined(C1, 21), state=again)
+    assert readmitted.members[C1].replaced == ()
 
 
 def test_applying_a_fact_does_not_change_the_old_state() -> None:
@@ -176,3 +189,31 @@ def test_the_final_model_is_delivered_when_each_member_has_it_or_is_away() -> No
     assert final_model_delivered(replace(one_has_it, removed=frozenset({C2})))
     left = replace(present.members[C2], left=True)
     assert final_model_delivered(replace(one_has_it, members={C1: with_model, C2: left}))
+
+
+class _Unwalked(dict[ClientId, Any]):
+    """A mapping that may be searched, not walked over."""
+
+    def __iter__(self) -> Iterator[ClientId]:
+        raise AssertionError("a walk over all clients")
+
+
+def test_each_waiting_client_gets_the_number_of_clients_without_a_walk_over_them() -> None:
+    state = after(OPENED, joined(C1, 1), joined(C2, 2), INITIALIZED)
+    paused = after(facts.RunPaused(0.0), state=state)
+    expected = replace(state, settings=replace(state.settings, clients=3))
+    unwalked = [replace(one, members=_Unwalked(one.members)) for one in (state, paused, expected)]
+    quiet, stopped, few = (waiting_for(one, now_s=0.0) for one in unwalked)
+    assert quiet.startswith("more clients: 2 have joined")
+    assert stopped.endswith("clients that have joined: 2")
+    assert few == "clients: 2 of 3 have joined"
+
+
+def test_each_waiting_client_gets_the_first_pending_names_without_a_walk_over_all_uploads() -> None:
+    names = [ClientId(f"c{number}") for number in range(1, 9)]
+    members = [joined(name, number) for number, name in enumerate(names, 1)]
+    started = replace(SCORE, cohort=dict.fromkeys(names, 1))
+    state = after(OPENED, *members, INITIALIZED, started, accepted(1, C2), accepted(1, names[7]))
+    assert state.step is not None
+    state = replace(state, step=replace(state.step, uploads=_Unwalked(state.step.uploads)))
+    assert waiting_for(state, now_s=0.0) == "score of c1, c3, c4, c5, c6 and 1 more"

@@ -19,13 +19,13 @@ from typing import Any, assert_never
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import events, facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.events import Action, Event
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import waiting_for
+from ssfl.strategies.contract import ClientId, Work
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 EXPECTED = {
@@ -41,7 +41,7 @@ EXPECTED = {
     "refresh_loss_jump", "refresh_new_labels", "refresh_own_masks", "refresh_planned",
     "refresh_refused", "refresh_void", "reproducible", "reproducible_patience", "restart",
     "sampled_round", "sparsity_schedule", "stop", "stop_while_summing", "test_decides",
-    "too_few", "validation_decides", "void_round", "warm_up", "wrong_order",
+    "description_overdue", "too_few", "validation_decides", "void_round", "warm_up", "wrong_order",
 }  # fmt: skip
 
 
@@ -92,6 +92,8 @@ class Story:
                 return events.Lost(client)
             case "returned":
                 return events.Returned(client)
+            case "overdue":
+                return events.DescriptionOverdue(client)
             case "left":
                 return events.Left(client, finished="finished" in names)
             case "start":

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import TooManySamples
 from ssfl.server.history.run_log import SampleCounts, warn_of_majority
 from ssfl.server.run.state import Member, RunState, check_samples, weight_of
+from ssfl.strategies.contract import ClientId
 
 ANN, BOB, EVE = ClientId("ann"), ClientId("bob"), ClientId("eve")
 PLAIN = RunSettings()

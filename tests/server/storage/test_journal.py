@@ -3,6 +3,7 @@ import shutil
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -333,3 +334,23 @@ def test_a_journal_that_is_being_taken_over_can_be_read(tmp_path: Path) -> None:
     finally:
         install_hook(None)
     assert seen == [(BODIES, 0)]
+
+
+@pytest.mark.parametrize("seen", [13, 20, 31])
+def test_an_append_that_ends_while_its_record_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
+) -> None:
+    path = tmp_path / "journal"
+    write(path, BODIES)
+    data, start = path.read_bytes(), record_starts(BODIES)[-2]
+    steps = [data[: start + seen], data[: start + seen + 1], data]
+    path.write_bytes(steps.pop(0))
+    is_empty = module._is_empty
+
+    def after_the_next_write(file: BinaryIO) -> bool:
+        if steps:
+            path.write_bytes(steps.pop(0))
+        return is_empty(file)
+
+    monkeypatch.setattr(module, "_is_empty", after_the_next_write)
+    assert read_journal(path)[0] == BODIES

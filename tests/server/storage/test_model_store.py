@@ -8,10 +8,10 @@ import pytest
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.model_state import ModelState, values_digest
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
 from ssfl.server.run.state import Best
 from ssfl.server.storage.model_store import Store
+from ssfl.strategies.contract import ClientId
 
 SEED = 5
 

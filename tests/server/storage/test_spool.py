@@ -8,10 +8,10 @@ import pytest
 
 from server.step_harness import staged
 from ssfl.codec import DigestMismatch
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
 from ssfl.server.storage.spool import Spool, check_stored, read_sums
 from ssfl.server.storage.upload_files import StoredValues
+from ssfl.strategies.contract import ClientId
 
 C1 = ClientId("c1")
 ONE, TWO = hashlib.sha256(b"one").digest(), hashlib.sha256(b"two").digest()
@@ -232,7 +232,7 @@ def test_a_changed_or_missing_accepted_upload_is_reported(tmp_path: Path) -> Non
         check_stored(values, hashlib.sha256(b"five").hexdigest())
     values.drop()
     for stored in ("", "ab"):
-        with pytest.raises(StateError, match=r"c1\.bin is missing, an accepted upload: restore"):
+        with pytest.raises(StateError, match=r"c1\.bin, an accepted upload, is missing: restore"):
             check_stored(values, stored)
 
 

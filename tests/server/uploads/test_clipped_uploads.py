@@ -14,10 +14,10 @@ from server.uploads.test_coded_runs import coded, story
 from ssfl.codec import values_only
 from ssfl.method.manifest import Manifest
 from ssfl.method.norm_clip import clip
-from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import BadValues, InvalidRequest, UpdateConflict
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
+from ssfl.strategies.contract import Work
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]

@@ -25,8 +25,8 @@ from ssfl.codec import (
     values_only,
 )
 from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Work
 from ssfl.server.errors import (
     BadValues,
     InvalidRequest,
@@ -36,6 +36,7 @@ from ssfl.server.errors import (
 )
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.loop.refusals import reason_of
+from ssfl.strategies.contract import Work
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -83,6 +84,30 @@ def test_a_coded_update_counts_and_is_kept_as_plain_values(
         assert (row["phase"], row["direction"], row["payload_bytes"]) == ("values", "up", len(data))
 
     story(tmp_path, manifest, tell)
+
+
+def test_a_mask_of_the_clients_own_counts_also_if_it_keeps_everything(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """It has no bytes on the wire; the votes for its weights are counted like those of any mask."""
+    options = "topk-updates.share=1"
+    settings = replace(SETTINGS, strategy="topk-updates", strategy_options=options)
+    every = Mask.full(manifest.num_masked)
+
+    async def script(coordinator: Coordinator) -> None:
+        steps = Steps(coordinator, manifest)
+        await steps.begun()
+        await steps.reaches(Work.TRAIN)
+        values = steps.base + np.float32(0.125)
+        payload, data = coded(steps, values)
+        header = steps.update_header(payload)
+        header.own_mask.mask_digest = every.digest
+        header.own_mask.num_kept, header.own_mask.all_kept = every.num_kept, True
+        assert await steps.update(payload, data, header=header) == ["grant 0", "accepted"]
+        assert steps.step.uploads[C1].own_mask == every.digest.hex()
+        assert steps.spooled() == {".bin": values.tobytes() + every.bits}
+
+    conduct(tmp_path, script, settings)
 
 
 def test_the_sum_is_of_the_values_however_they_were_sent(

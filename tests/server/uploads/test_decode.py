@@ -25,12 +25,13 @@ from ssfl.codec import (
 from ssfl.codec.blocks import ValueCode
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import InvalidRequest, StaleBase
 from ssfl.server.loop.refusals import reason_of
 from ssfl.server.storage.upload_files import PartialUpload, StoredValues
 from ssfl.server.uploads.decode import check_scores, check_update, score_blocks, update_blocks
+from ssfl.server.uploads.step_upload import StepUpload
 from ssfl.server.uploads.verify import ScoreCheck, VerifiedUpload, verify_coded, verify_plain
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import transfer_pb2 as pb
 
 Vector = npt.NDArray[np.float32]
@@ -222,3 +223,7 @@ def test_an_undecodable_upload_is_refused_and_leaves_no_values(
     with pytest.raises(error):
         in_blocks(part, announced(data, pb.ENCODING_REFERENCE, BASE_DIGEST), base, EXACT)
     assert list(tmp_path.iterdir()) == [part.path]
+
+
+def test_a_kind_of_upload_must_decode_its_values() -> None:
+    assert StepUpload.__abstractmethods__ == {"_decoded"}

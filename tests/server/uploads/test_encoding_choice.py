@@ -3,9 +3,9 @@
 import pytest
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run.state import Member
 from ssfl.server.uploads.encoding_choice import Reader, is_loopback, reader_of
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import transfer_pb2
 
 BASIC = (1, 2, 3, 4)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ssfl.codec import ChecksumMismatch, ChunkError, DigestMismatch, TrailingBytes, TruncatedPayload
-from ssfl.method.strategies.contract import ClientId
-from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
 from ssfl.server.errors import InvalidRequest, NoProgress, SessionEnded
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.loop.refusals import Refusals
@@ -23,6 +22,7 @@ from ssfl.server.uploads import receive as module
 from ssfl.server.uploads.decode import check_payload
 from ssfl.server.uploads.receive import UploadReceiver, read_header
 from ssfl.server.uploads.verify import VerifiedUpload
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
@@ -57,6 +57,11 @@ class CheckedUpload:
     """An upload of which the digest alone is checked."""
 
     step, phase = 3, "values"
+
+    @property
+    def sections(self) -> list[tuple[str, str, int]]:
+        word = encoding_word(self.payload.encoding)
+        return [("values", word, self.payload.num_bytes)]
 
     def __init__(
         self, receiving: "Receiving", client: ClientId, payload: transfer_pb2.Payload

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from server.uploads.test_receive import CLOSED, Receiving, announced, chunk, run, sent, word
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import NoProgress, SessionEnded, SlotYielded
 from ssfl.server.uploads.receive import MIN_PROGRESS
+from ssfl.server.uploads.slots import BEATS, until_beat
+from ssfl.strategies.contract import ClientId
 
 HONEST = ClientId("honest")
 BIG = bytes(range(256)) * 640  # ten times the least progress
@@ -219,3 +220,11 @@ def test_a_newer_upload_ends_an_older_one_that_is_silent(tmp_path: Path) -> None
             await rest
 
     run(story())
+
+
+def test_clients_that_wait_get_their_messages_in_time_and_at_shared_moments() -> None:
+    began_s = [1e6 + number / 100 for number in range(1500)]
+    waits_s = [until_beat(15.0, now_s) for now_s in began_s]
+    assert 15.0 - 15.0 / BEATS - 1e-6 < min(waits_s) <= max(waits_s) < 15.0 + 1e-6
+    moments = {round(now_s + wait_s, 3) for now_s, wait_s in zip(began_s, waits_s, strict=True)}
+    assert len(moments) <= BEATS + 1

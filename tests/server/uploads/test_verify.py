@@ -7,11 +7,11 @@ from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
 from ssfl.server.storage import upload_files
 from ssfl.server.storage.upload_files import StoredValues
 from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, largest_of
+from ssfl.strategies.contract import ClientId
 
 ANN = ClientId("ann")
 QUIET_NAN, SIGNALLING_NAN, INF, MINUS_INF = 0x7FC00001, 0x7F800001, 0x7F800000, 0xFF800000

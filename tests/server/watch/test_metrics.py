@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.run_loop_harness import C1, C2, SETTINGS, begin, conduct
 from server.step_harness import receiver_of
 from ssfl.method.manifest import Manifest
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import metrics_route
 from ssfl.program.monitor.web import Request
@@ -21,6 +20,7 @@ from ssfl.server.run.state import Stall
 from ssfl.server.storage.disk_full import disks
 from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.watch.metrics import RunCollector
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import transfer_pb2
 
 Samples = dict[tuple[str, str], float]

@@ -14,7 +14,6 @@ from server.core_harness import World
 from server.run_loop_harness import C1, C2, SETTINGS, answer_all, begin, conduct
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.monitor.web import Request, Response, guarded
 from ssfl.server.history.live_entries import Following
@@ -24,6 +23,7 @@ from ssfl.server.storage.journal import Journal
 from ssfl.server.watch import status_documents
 from ssfl.server.watch.status_documents import Documents, thinned
 from ssfl.server.watch.status_page import FILES, page_file, page_routes
+from ssfl.strategies.contract import ClientId
 
 HERE = {"host": "localhost:8080"}
 API = tuple(
@@ -53,6 +53,9 @@ def test_the_status_shows_what_the_run_waits_for(tmp_path: Path, manifest: Manif
             "clients: 0 of 2 have joined",
         )
         assert early["rounds"] == {"done": 0, "all": 2} and early["step"] is None
+        assert (early["strategy"], early["strategy_options"]) == ("ssfl", {})
+        assert (early["has_mask"], early["moves_mask"]) == (True, False)
+        assert early["round_mask"] is None and early["personal"] is None
         assert early["accuracy"] is None and early["bytes"]["up"]["ratio"] is None
         await begin(coordinator, manifest)
         document = await asyncio.to_thread(ask, "status")

@@ -77,7 +77,7 @@ def test_a_wrong_token_fails_the_call(tmp_path: Path) -> None:
         message = fails(steps_of(coordinator=address, join_token_file=wrong), "call")
         assert "the join token is not that of this coordinator" in message
         assert (
-            "→ the administrator of the machine: give the file with this coordinator's token"
+            "→ the administrator of the machine: name the file with this coordinator's token"
             in message
         )
         message = fails(steps_of(coordinator=address), "call")
@@ -107,7 +107,7 @@ def test_a_client_id_that_differs_from_the_certificate_fails(tmp_path: Path) -> 
         ]
         found = report_of(client_id="bob", **files).steps
         message = fails({step.name: step for step in found.all}, "call")
-        assert "calls itself 'bob', but its certificate is of 'ann'" in message
+        assert "calls itself 'bob', but its certificate is for 'ann'" in message
         assert found.exit_code is ExitCode.REFUSED
 
     with_coordinator(tmp_path / "run", body, certs=certs)

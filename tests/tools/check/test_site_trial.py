@@ -136,6 +136,31 @@ def test_a_task_that_fails_on_a_batch_is_for_its_author() -> None:
     assert "→ the author of the task: fix the task" in message
 
 
+FIT = """
+import torch
+
+def fit(model, batches, settings):
+    optimizer = torch.optim.Adam(model.parameters(){broken})
+    for x, y in batches:
+        value = loss(model, x, y)
+        value.backward()
+        optimizer.step()
+    return value
+"""
+
+
+@pytest.mark.usefixtures("here")
+def test_a_task_with_its_own_loop_is_tried_and_its_errors_are_for_its_author() -> None:
+    Path("my_task.py").write_text(TASK.format(inputs=64) + FIT.format(broken=""))
+    found = steps_of(data="ann", task="my_task.py")
+    assert found["train"].verdict is CheckVerdict.OK
+    assert "a round has 15 steps" in found["train"].text
+    Path("wrong.py").write_text(TASK.format(inputs=64) + FIT.format(broken=", beta=1"))
+    message = fails(steps_of(data="ann", task="wrong.py"), "train")
+    assert "task wrong: fit raised TypeError: Adam.__init__() got an unexpected" in message
+    assert "→ the author of the task: fix the fit of the task" in message
+
+
 @pytest.mark.usefixtures("here")
 def test_a_task_that_cannot_be_read_is_for_its_author() -> None:
     Path("my_task.py").write_text("def load_shard(path:")

@@ -14,16 +14,17 @@ import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 
 from ssfl.datasets.shards.shard_file import Shard, read_shard, write_shard
 from ssfl.learning.describe import manifest_of
 from ssfl.learning.device import prepare_torch
 from ssfl.learning.evaluate import evaluate
-from ssfl.learning.flatten import read_vector
+from ssfl.learning.flatten import read_vector, write_vector
 from ssfl.learning.load_task import load_task
 from ssfl.learning.models import build_model
+from ssfl.method.initialize import initial_vector
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
@@ -253,7 +254,7 @@ def test_a_users_task_is_required_and_another_one_is_refused(
     assert "history.json has them" in output
 
 
-@pytest.mark.usefixtures("words")
+@pytest.mark.usefixtures("words", "onnx_functions")
 def test_a_users_network_is_exported_to_onnx_with_the_input_of_a_shard(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -315,7 +316,7 @@ def test_csr_is_smaller_and_the_output_shows_how_to_load_it(
     assert y.shape == (5, 200)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "onnx_functions")
 def test_onnx_needs_neither_task_nor_data_for_a_built_in_network(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -331,6 +332,61 @@ def test_onnx_needs_neither_task_nor_data_for_a_built_in_network(
     np.testing.assert_allclose(np.asarray(names["y"]), expected, rtol=0, atol=1e-5)
     props = {one.key for one in onnx.load("model.onnx").metadata_props}
     assert props == {"manifest_digest", "mask_digest", "model_digest"}
+
+
+NUMBERS = "0.3/0.4"
+
+
+@pytest.mark.usefixtures("here")
+def test_every_exported_form_of_a_model_that_scales_pixels_takes_plain_pixels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prepare_torch(1)
+    shard, task = read_shard(Path("shards/shard_01.npz")), load_task("image")
+    settings = RunSettings(model="mlp", normalize=NUMBERS)
+    network = task.build_model(settings, shard)
+    manifest = manifest_of(network, task.description(settings, shard))
+    vector = initial_vector(manifest, seed=5)
+    mask = write(Path("scaled"), manifest, vector)
+    write_vector(network, manifest, mask.scatter(mask.gather(vector)))
+    network.eval()
+    expected = asdict(evaluate(network, task, shard))
+    x = torch.from_numpy(shard.test_x[:5])
+
+    plain = build_model("mlp", (1, 8, 8), 10)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*normalize\.mean"):
+        plain.load_state_dict(load_tensors("scaled/model.safetensors"))
+    again = build_model("mlp", (1, 8, 8), 10, normalize="0/1")  # the file has the numbers
+    again.load_state_dict(load_tensors("scaled/model.safetensors"))
+    assert torch.equal(again.eval()(x), network(x))
+    assert not torch.allclose(network[1:](x), network(x), atol=1e-3)  # type: ignore[index]
+
+    succeeds("export", "scaled", "--format", "safetensors", "--out", "alone.safetensors")
+    for model in ("scaled", "alone.safetensors"):
+        rows = evaluated(capsys, model, "--data", "shard_01")["shards"]
+        assert rows == [{"shard": "shard_01", "evaluation": expected}]
+    succeeds("export", "scaled", "--format", "onnx", "--out", "model.onnx")
+    (y,) = onnxruntime.InferenceSession("model.onnx").run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(y, network(x).detach().numpy(), rtol=0, atol=1e-5)
+    succeeds("export", "scaled", "--format", "csr", "--out", "model.pt")
+    tensors = torch.load("model.pt", weights_only=True)["tensors"]
+    assert tensors["normalize.mean"].item() == pytest.approx(0.3)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_file_with_other_numbers_for_pixels_than_its_manifest_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shard, task = read_shard(Path("shards/shard_01.npz")), load_task("image")
+    settings = RunSettings(model="mlp", normalize=NUMBERS)
+    network = task.build_model(settings, shard)
+    manifest = manifest_of(network, task.description(settings, shard))
+    write(Path("scaled"), manifest, initial_vector(manifest, seed=5))
+    tensors = load_file("scaled/model.safetensors")
+    tensors["normalize.mean"] = tensors["normalize.mean"] + np.float32(0.1)
+    save_file(tensors, "scaled/model.safetensors")
+    output = fails(capsys, ExitCode.BAD_DATA, "evaluate", "scaled", "--data", "shard_01")
+    assert "normalize.mean has other numbers than the manifest" in output
 
 
 @pytest.mark.usefixtures("here")

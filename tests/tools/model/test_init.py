@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ssfl.method.image_settings import STATISTICS
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Role
 from ssfl.program.exits import ExitCode
@@ -59,6 +60,23 @@ def test_the_shape_of_the_model_comes_from_the_first_shard(capsys: Captured) -> 
     assert tools.main(["shards", "--clients", "2"]) == ExitCode.DONE
     assert init() == ExitCode.DONE
     assert read_initial(Path("initial.safetensors"))[0].model["input_shape"] == [1, 8, 8]
+
+
+def test_a_file_records_how_pixels_are_scaled_and_how_tensors_start() -> None:
+    colour = ["--input", "3x32x32", "--model", "cnn-small"]
+    assert init(*colour, "--normalize", "auto", "--initialization", "auto", "--seed", "7") == 0
+    manifest, vector = read_initial(Path("initial.safetensors"))
+    assert manifest.model["normalize"] == STATISTICS["cifar10"]
+    rules = {tensor.name: tensor.init.rule for tensor in manifest.tensors}
+    assert (rules["conv1.weight"], rules["linear2.weight"]) == ("normal", "uniform")
+    assert np.array_equal(vector, initial_vector(manifest, 7))
+    arrays = load_file("initial.safetensors")
+    assert arrays["normalize.mean"].shape == (3, 1, 1)
+
+
+def test_statistics_of_pixels_that_are_not_numbers_are_refused(capsys: Captured) -> None:
+    assert init(*DIGITS, "--normalize", "mnist") == ExitCode.USAGE
+    assert "--normalize must be none, auto, cifar10, cifar100" in capsys.readouterr().err
 
 
 def test_statistics_of_batch_norm_are_buffers_in_the_file() -> None:

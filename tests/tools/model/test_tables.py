@@ -47,6 +47,7 @@ def test_a_table_model_is_evaluated_without_a_task_flag(
     assert document == evaluated(capsys, MODEL, "--data", "shard_00", "--task", "table")
 
 
+@pytest.mark.usefixtures("onnx_functions")
 def test_a_table_model_is_exported_to_onnx_without_data(shard: Shard) -> None:
     succeeds("export", MODEL, "--format", "onnx", "--out", "model.onnx")
     (y,) = onnxruntime.InferenceSession("model.onnx").run(None, {"x": shard.test_x[:4]})

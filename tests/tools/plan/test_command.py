@@ -30,6 +30,19 @@ def test_a_plan_without_a_link_has_bytes_only(capsys: pytest.CaptureFixture[str]
     assert "--link 20mbit/50ms" in shown
 
 
+def test_a_lossy_plan_of_sampled_clients_names_the_setting_that_saves_bytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = [*MODEL, "--value-type", "int8", "--clients", "100", "--clients-per-round", "10"]
+    shown = []
+    for more in ([], ["--downloads", "values"], ["--clients-per-round", "0"]):
+        assert tools.main([*few, *more]) == ExitCode.DONE
+        shown.append("With --downloads values" in capsys.readouterr().out)
+    assert shown == [True, False, False]
+    assert tools.main([*MODEL, "--downloads", "values"]) == ExitCode.USAGE
+    assert "needs a lossy --value-type, such as int8" in capsys.readouterr().err
+
+
 def test_json_holds_bytes_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--up", "5mbit", "--down", "50mbit", "--rtt", "40ms", "--reference-coding", "off"]
     assert tools.main([*MODEL, *flags, "--json"]) == ExitCode.DONE
@@ -114,3 +127,39 @@ def test_a_model_that_cannot_be_built_is_bad_data(
 ) -> None:
     assert tools.main(["plan", *flags]) == ExitCode.BAD_DATA
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "heading"),
+    [
+        ("--strategy feddst --feddst.every 2 --sparsity 0.5,0.9", "feddst, 0.9 sparse"),
+        ("--strategy sub-fedavg --sub-fedavg.step 0.2", "sub-fedavg, 0.9 sparse"),
+        ("--strategy ditto --criterion none", "ditto, dense"),
+        ("--strategy fedpm", "fedpm, dense"),
+        ("--criterion client-random --sparsity 0.5,0.9", " 0.9 sparse"),
+    ],
+    ids=["moving masks", "masks of clients", "dense", "bits", "masks from the seed"],
+)
+def test_a_plan_has_a_strategy_with_its_own_settings(
+    flags: str, heading: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = ["--link", "20mbit/50ms"]
+    assert tools.main([*MODEL, *flags.split(), *link]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert heading in shown
+    moves = "ditto" not in flags and "client-random" not in flags
+    assert ("Masks that rounds move" in shown) == moves
+    assert tools.main([*MODEL, *flags.split(), *link, "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["sparse"][-1]["seconds"]["run"]["high"] > 0
+
+
+def test_an_unknown_setting_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.main([*MODEL, "--strategy=ditto", "--ditto.strenth=1"]) == ExitCode.USAGE
+    assert "it has: --ditto.strength" in capsys.readouterr().err
+
+
+def test_a_robust_mean_is_planned_with_all_clients_of_a_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--strategy=robust", "--robust.kind=krum", "--clients=8"]
+    assert tools.main([*MODEL, *flags]) == ExitCode.DONE, capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_notes_and_help_state_which_masks_are_included(
     assert "leaves no sparse round" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         tools.main(["plan", "--help"])
-    assert "Not included is what depends on data or people: masks refreshed on request" in " ".join(
+    assert "It leaves out what depends on data or people: masks refreshed on request" in " ".join(
         capsys.readouterr().out.split()
     )
 

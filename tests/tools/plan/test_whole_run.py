@@ -9,11 +9,11 @@ import pytest
 from ssfl.codec import blocks, reference
 from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.settings import RunSettings
-from ssfl.method.value_types import lossy_code
+from ssfl.method.value_types import commit_values, lossy_code
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.messages import download_bytes, upload_bytes
 from ssfl.tools.plan.result import RunPlan
-from ssfl.tools.plan.sizes import FIRST_SHARE, REFERENCE_SHARE, Coding, Size
+from ssfl.tools.plan.sizes import FIRST_SHARE, REFERENCE_SHARE, VALUES_SHARES, Coding, Size
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
@@ -112,6 +112,30 @@ def test_lossy_values_are_smaller_in_both_directions(value_type: str) -> None:
     assert lossy.update.payload.high < 0.5 * VALUES
     assert lossy.base.payload == lossy.update.payload
     assert lossy.update.payload.most >= VALUES  # should a value not fit, all travel as they are
+
+
+@pytest.mark.parametrize("value_type", ["bfloat16", "int8", "grid"])
+def test_coded_values_are_as_small_for_clients_that_missed_a_round(value_type: str) -> None:
+    few = replace(RUN, value_type=value_type, clients_per_round=2, over_selection=1.0)
+    changes, values = plan(few), plan(replace(few, downloads="values"))
+    assert payload(values, "values", "up") == payload(changes, "values", "up")
+    down = payload(values, "values", "down")
+    assert 0 < down.high < payload(changes, "values", "down").high
+    low, high = VALUES_SHARES[value_type]
+    assert down.low == pytest.approx(7 * 2 * low * VALUES, abs=14)
+    assert down.high == pytest.approx(7 * 2 * high * VALUES, abs=14)
+    assert values.base.payload.most >= VALUES  # should a value not fit, all travel as they are
+
+
+def test_frozen_values_cost_as_much_as_others_if_values_are_coded() -> None:
+    run = replace(RUN, value_type="int8", downloads="values")
+    values = (0.05 * np.random.default_rng(5).standard_normal(20_000)).astype(np.float32)
+    _, coded, _ = commit_values(run, values, None)
+    assert coded is not None
+    coding = Coding(run, reference=True, num_frozen=15_000)
+    planned = coding.base(values.size, holds_previous=True).size
+    assert planned.low <= len(coded) <= planned.high <= planned.most
+    assert planned == coding.base(values.size, holds_previous=False).size
 
 
 def test_compact_scores_are_expected_to_be_small_and_bounded_by_float32() -> None:

@@ -11,11 +11,9 @@ from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.server.run import events, facts
 from ssfl.server.run.apply import newest_counted
-from ssfl.server.run.state import Step
 from ssfl.server.storage.journal import Journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
-from ssfl.simulator.clients import ClientResult, SimulatedClient
 from ssfl.simulator.federation import SimulatedFederation
 
 
@@ -47,17 +45,12 @@ class KeptRun(SimulatedFederation):
         self._write(fact)
         return super()._with_accounting(fact)
 
-    def _accept(
-        self, client: SimulatedClient, model: ModelState, result: ClientResult, step: Step
-    ) -> None:
-        if result.coded is not None:
-            values, _, _ = self._decoded(client.name, model, result.coded, step)
-            part = self._spool.part(step.number, client.name, result.coded.payload.digest)
-            part.path.write_bytes(values_only.encode(values))
-            self._spool.keep(part, part.values)
-        super()._accept(client, model, result, step)
-
     def _post(self, event: events.Event, model: ModelState | None = None) -> None:
+        if isinstance(event, events.UploadReceived) and event.digest:
+            digest, stored = bytes.fromhex(event.digest), self._received[event.client]
+            part = self._spool.part(event.step, event.client, digest)
+            part.path.write_bytes(bytes(values_only.encode(stored.values)) + stored.bits)
+            self._spool.keep(part, part.values)
         if isinstance(event, events.StepReduced) and model is not None:
             self._store.save_step(event.step, model)
         best = self.state.best
@@ -65,4 +58,5 @@ class KeptRun(SimulatedFederation):
         self._spool.set_aside(*newest_counted(self.state))
         if self.state.best and self.state.best != best:
             self._store.keep_best(self.state.best.step)
-        self._store.drop_older(self.state.model_step, self.state.mask_epoch)
+        state = self.state
+        self._store.drop_older(state.model_step, state.mask_epoch, state.extra_digest)

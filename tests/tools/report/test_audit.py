@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulator.counted_run import METHODS
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode
@@ -24,6 +25,7 @@ SMALL = RunSettings(
     model="mlp", width=8, rounds=3, clients=3, local_steps=1, sparsity="0.8", reproducible=True,
     evaluate_every=1, scoring_batches=1, seed=3,
 )  # fmt: skip
+OTHERS = [(name, more) for name, more in METHODS.items() if name not in ("ssfl", "fedavg")]
 STEPS = 7  # of SMALL: a score step, then three rounds, each with an evaluation
 
 
@@ -91,8 +93,11 @@ def flip(path: Path, at: int = 5) -> None:
         {"refresh_every": 1, "deactivated": "reset", "value_type": "bfloat16"},
         {"refresh_every": 1, "value_type": "grid", "grid_bits": 14},
         {"value_type": "int8"},
+        {"strategy": "fedavg", "value_type": "int8", "downloads": "values", "clients_per_round": 2},
+        {"refresh_every": 1, "value_type": "bfloat16", "downloads": "values"},
         {"warmup_rounds": 1},
         {"sparsity_schedule": "0:0.9,2:0.8", "refresh_mode": "grow"},
+        *({"strategy": name, **more, "local_steps": 0, "local_epochs": 2} for name, more in OTHERS),
     ],
     ids=lambda change: "-".join(str(value) for value in change.values()) or "ssfl",
 )

@@ -44,10 +44,10 @@ def test_other_damaged_files_are_named(run: Path, capsys: pytest.CaptureFixture[
     (folder / "mask.bin").write_bytes(bytes(len(mask)))
     assert "is not the mask" in refused(capsys, run)
     (folder / "mask.bin").write_bytes(mask)
-    (folder / "ledger.csv").write_text("client,direction,message_bytes\na,up,none\n")
-    assert "ledger.csv is damaged" in refused(capsys, run)
-    (folder / "ledger.csv").write_bytes(b"client,direction,message_bytes\n\xff,up,1\n")
-    assert "cannot read" in refused(capsys, run)
+    head = "client,direction,payload_bytes,message_bytes"
+    (folder / "ledger.csv").write_text(f"{head}\na,up,1,2\na,up,1,none\n")
+    output = refused(capsys, run)
+    assert "ledger.csv: line 3 is damaged: message_bytes is 'none'; restore the file" in output
 
 
 def test_a_folder_that_is_not_a_run_is_refused_with_a_hint(

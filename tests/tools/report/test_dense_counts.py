@@ -7,8 +7,7 @@ import pytest
 
 from ssfl.learning.load_task import load_task
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
-from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
+from ssfl.server.accounting.dense_equivalent import COMPARED
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.report.run_view import RunView
@@ -17,6 +16,8 @@ from ssfl.server.run import facts
 from ssfl.server.run.apply import apply
 from ssfl.server.run.state import RunState
 from ssfl.simulator.federation import SimulatedFederation
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import strategy_for
 from ssfl.study.data import DataSpec, build_shards
 
 SMALL = RunSettings(
@@ -77,7 +78,7 @@ class CountingFederation(SimulatedFederation):
 def viewed(run: CountingFederation) -> tuple[RunView, DenseComparison]:
     """Return the view of the page and the comparison of the report for a run's history."""
     settings, manifest = run.settings, run.model.manifest
-    view = RunView(own_masks=has_own_masks(settings.strategy, settings.criterion))
+    view = RunView(own_masks=strategy_for(settings).has_own_masks)
     against = DenseComparison(manifest.size, manifest.num_masked)
     steps = [
         *(("evaluations", entry) for entry in run.history.evaluations),

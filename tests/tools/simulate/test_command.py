@@ -176,3 +176,14 @@ def alive(group: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+@pytest.mark.system
+def test_an_estimate_is_printed_and_nothing_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["simulate", *QUICK, "--rounds", "2", "--seeds", "3", "--out", str(tmp_path / "out")]
+    assert main([*argv, "--estimate"]) == ExitCode.DONE
+    output = capsys.readouterr()
+    assert output.out.startswith("3 runs to do: about ") and " GB of memory; measured" in output.out
+    assert not (tmp_path / "out").exists()

@@ -7,8 +7,11 @@ import pytest
 from rich.console import Console
 
 from ssfl.study.data import DataSpec
+from ssfl.study.errors import StudyError
+from ssfl.study.estimate import StudyEstimate
 from ssfl.study.intervals import ACCURACIES
 from ssfl.study.sweep import RunResult, RunSpec
+from ssfl.tools.simulate import view
 from ssfl.tools.simulate.view import StudyProgress, study_table
 
 
@@ -104,6 +107,23 @@ def test_without_a_terminal_a_line_is_printed_for_each_run_and_after_silence(
     assert progress.done == 2
 
 
+def test_a_resumed_run_is_named_and_its_earlier_rounds_do_not_speed_up_the_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [0.0]
+    progress = StudyProgress("2 runs", clock=lambda: now[0])
+    first, second = result("a", 0), result("a", 1)
+    progress.begin([first.spec, second.spec], 0)
+    progress.resumed(first.spec, 2, "")
+    progress.resumed(second.spec, 0, "a.checkpoint is ignored: it is damaged")
+    now[0] = 50.0  # one round in 50 s; five are left
+    progress.round_done(first.spec, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "a, seed 0: resumes after round 2"
+    assert lines[2] == "a, seed 1: warning: a.checkpoint is ignored: it is damaged"
+    assert lines[3].endswith("about 4 min left")
+
+
 def iter_seconds() -> Iterator[float]:
     now_s = 0.0
     while True:
@@ -123,3 +143,31 @@ def test_on_a_terminal_a_bar_shows_the_rounds_of_running_runs(
         progress.round_done(run.spec, 3)
     output = capsys.readouterr().err
     assert "0 of 1 run" in output and "a, seed 0: round 3/4" in output and "left" in output
+
+
+def test_a_long_study_prints_its_hours_and_memory_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = StudyEstimate(3, 7200.0, 2_500_000_000, 1_000_000_000)
+    monkeypatch.setattr(view, "estimate", lambda *_: found)
+    long = RunSpec("a", DataSpec("cifar10", 100), {"profile": "paper"})
+    with StudyProgress("3 runs") as progress:
+        progress.begin([long], 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "3 runs",
+        "3 runs to do: about 2.0 h on this machine, 2.5 GB of memory and 1.0 GB on the GPU; "
+        "measured on a few steps",
+    ]
+
+
+def test_a_study_that_cannot_be_tried_still_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> StudyEstimate:
+        raise StudyError("cifar10 not found")
+
+    monkeypatch.setattr(view, "estimate", fail)
+    with StudyProgress("1 run") as progress:
+        progress.begin([RunSpec("a", DataSpec("cifar10", 100), {"profile": "paper"})], 0)
+    assert "no estimate of hours and memory: cifar10 not found" in capsys.readouterr().err

@@ -92,6 +92,24 @@ export const CHECKS = {
     const vector = wire.initialVector(tensors, v.initial_seed);
     sameHex(wire.sha256(new Uint8Array(vector.buffer)), v.tails_initial_digest);
   },
+  paper_manifest: (v) => {
+    const tensors = wire.readManifest(Buffer.from(v.paper_manifest));
+    assert.deepEqual(
+      tensors.map(({ name, rule, scale }) => [name, rule, scale]),
+      [
+        ["conv.weight", "normal", Math.sqrt(2 / 4)],
+        ["conv.bias", "uniform", 1 / Math.sqrt(4)],
+        ["norm.weight", "ones", 0],
+        ["norm.bias", "zeros", 0],
+        ["linear.weight", "uniform", 1 / Math.sqrt(2)],
+        ["linear.bias", "uniform", 1 / Math.sqrt(2)],
+      ],
+    );
+  },
+  paper_initial_vector: (v) => {
+    const tensors = wire.readManifest(Buffer.from(v.paper_manifest));
+    sameHex(wire.initialVector(tensors, v.initial_seed), v.paper_initial_vector);
+  },
   chunk_data: "chunk_crc32",
   chunk_crc32: (v) => {
     const data = hex(v.chunk_data);
@@ -126,6 +144,18 @@ export const CHECKS = {
     const vectors = v.sum_values.split(" ").map((one) => floats(hex(one)));
     const samples = v.sum_weights.split(" ").map(BigInt);
     sameHex(wire.exactMean(vectors, samples, Number(v.sum_fraction_bits)), v.sum_mean);
+  },
+  coded_mean: "coded_next_residual",
+  coded_residual: "coded_next_residual",
+  coded_payload: "coded_values",
+  coded_values: (v) =>
+    sameHex(wire.decodeValues("int8", hex(v.coded_payload), 4, null), v.coded_values),
+  coded_next_residual: (v) => {
+    const [mean, residual, values] = ["coded_mean", "coded_residual", "coded_values"].map((name) =>
+      floats(hex(v[name])),
+    );
+    const left = mean.map((m, i) => Math.fround(m + residual[i]) - values[i]);
+    sameHex(left, v.coded_next_residual);
   },
   values_mask: "values_payload",
   values_vector: "values_payload",

@@ -49,9 +49,9 @@ def cut(
     """Return the shards of a data set, one per client, as `ssfl shards` writes them.
 
     `source` is a `DataSet` of your own arrays, the name of a known data set (`"mnist"`) or a path,
-    as for `ssfl shards --source`. `reading` holds other flags of that command as keyword arguments
-    (`label="price"`). Raises SourceError or DownloadError if the source cannot be read, and
-    PartitionError if it cannot be cut with these arguments.
+    as for `ssfl shards --source`. That command's other flags for reading a source are keyword
+    arguments here (`label="price"`). Raises SourceError or DownloadError if the source cannot be
+    read, and PartitionError if it cannot be cut with these arguments.
 
     Examples:
         >>> import numpy as np
@@ -81,7 +81,7 @@ def read_shards(folder: str | Path, task: str | Path = "") -> dict[str, Shard]:
 
 
 def by_client(shards: Shards) -> dict[str, Shard]:
-    """Return shards by client name: a mapping sorted by name, a list as shard_00, shard_01, …"""
+    """Return shards by client name, in order; those of a list are named shard_00, shard_01, …"""
     if not len(shards):
         raise ShardError(f"there are no shards; {MAKE_SHARDS}")
     if isinstance(shards, Mapping):

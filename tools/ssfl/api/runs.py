@@ -17,7 +17,7 @@ from ssfl.tools.model.network import HISTORY, build_network, shard_of_zeros, tas
 def read_run(folder: str | Path) -> RunHistory:
     """Return the history of a run, from `runs/<run>`, its `coordinator` folder or `history.json`.
 
-    Raises RunError if there is no history or a damaged one. The coordinator writes it at the end.
+    Raises RunError if the history is missing or damaged. The coordinator writes it when a run ends.
     """
     path = _find(Path(folder))
     if path is None:
@@ -37,8 +37,8 @@ def load_model(folder: str | Path, task: str | Path = "") -> nn.Module:
     """Return the final model of a run, from the coordinator's or a client's folder, in eval mode.
 
     `task` is the file of your own task; built-in tasks need none. Raises ModelFileError if files
-    are missing, damaged, or do not fit together or to this task, and TaskError or ModelError if the
-    task fails.
+    are missing or damaged, or do not match each other or this task, and TaskError or ModelError if
+    the task fails.
     """
     place = Path(folder)
     if (place / "coordinator" / MODEL).is_file():
@@ -59,7 +59,7 @@ def _find(folder: Path) -> Path | None:
 
 
 def _hint(folder: Path) -> str:
-    """Return a hint where the run may be."""
+    """Return a hint about where the run may be."""
     if not folder.exists():
         return ": the folder does not exist"
     if _find(folder.parent):

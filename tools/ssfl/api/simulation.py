@@ -19,10 +19,11 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import Work
 from ssfl.program.settings.loading import Setting, values_by_name
 from ssfl.simulator.executors import masked
 from ssfl.simulator.federation import SimulatedFederation
+from ssfl.strategies.contract import Work
+from ssfl.strategies.registry import check_settings, strategy_for
 
 OnRound = Callable[[int, RunHistory], object]
 
@@ -71,11 +72,12 @@ def find_mask(shards: Shards, *, task: str | Path = IMAGE, **settings: Setting) 
     """
     clients = by_client(shards)
     run = run_settings(settings, len(clients))
-    if run.strategy == "fedavg":
-        raise SettingsError("strategy fedavg keeps every weight: there is no mask to find")
+    if strategy_for(run).is_dense:
+        raise SettingsError(f"strategy {run.strategy} keeps every weight: there is no mask to find")
     with flags_as_keywords(), client_torch_settings():
         federation = SimulatedFederation(load_task(str(task)), clients, run)
-        assert federation.next_work is Work.SCORE
+        if federation.next_work is not Work.SCORE:
+            raise SettingsError("clients score nothing before the first round of such a run")
         federation.run_step()
     model, scores = federation.model, federation.scores
     assert model.mask is not None and scores is not None
@@ -146,7 +148,7 @@ def simulate(
                 for number in range(reported, federation.state.rounds_done):
                     on_round(number, RunHistory.of(federation.document()))
                 reported = federation.state.rounds_done
-        final = federation.model
+        final = strategy_for(run).deployed(federation.model)
         mask, values = masked(final)
         model = loaded.build_model(run, next(iter(clients.values())))
         write_vector(model, final.manifest, mask.scatter(values))
@@ -167,5 +169,5 @@ def run_settings(given: Mapping[str, Setting], clients: int) -> RunSettings:
         )
     with flags_as_keywords():
         settings = RunSettings(**{**values, "clients": clients, "reproducible": True})
-        settings.validate()
+        check_settings(settings, simulated=True)
     return settings

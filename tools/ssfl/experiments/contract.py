@@ -24,6 +24,10 @@ class Runs:
         """Return a measure of a configuration, one number per seed."""
         return list(by_seed(self._results, name, measure).values())
 
+    def outcomes(self, name: str, measure: str) -> list[Any]:
+        """Return a part of the outcome that is not a number, one per seed."""
+        return [run.outcome[measure] for run in self._by_name[name]]
+
     def documents(self, name: str) -> list[dict[str, Any]]:
         """Return the histories of a configuration, one per seed."""
         return [run.document for run in self._by_name[name]]
@@ -61,5 +65,40 @@ class Experiment:
     title: str
     claim: str  # with the numbers of the paper
     specs: Callable[[Recipe], Iterable[RunSpec]]
-    conclude: Callable[[Recipe, Runs], Result]  # `rows` of differences, sentences in `found`
+    # `rows` of differences, sentences in `found`, and `table`: its columns and rows of texts
+    conclude: Callable[[Recipe, Runs], Result]
     draw: Callable[[Result, Path], None]
+
+    @property
+    def is_measured(self) -> bool:
+        """True if it measures the data and the initial model, without runs."""
+        return self.specs is no_runs
+
+    def document(self, recipe: Recipe, runs: Runs) -> Result:
+        """Return the result with what it is about, in types that JSON has."""
+        found: Result = {
+            "experiment": self.name,
+            "title": self.title,
+            "paper": self.claim,
+            "data": recipe.data.source,
+            "clients": recipe.data.clients,
+            "seeds": list(recipe.seeds),
+            **self.conclude(recipe, runs),
+        }
+        return {key: _rounded(value) for key, value in found.items()}
+
+
+def no_runs(_recipe: Recipe) -> Iterable[RunSpec]:
+    """Return the runs of an experiment that needs none."""
+    return ()
+
+
+def _rounded(value: Any) -> Any:
+    """Return the value with numbers rounded to six digits after the point."""
+    if isinstance(value, float):
+        return round(float(value), 6) if value == value else None  # nan: the interval of one seed
+    if isinstance(value, dict):
+        return {str(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

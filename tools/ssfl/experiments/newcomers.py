@@ -1,8 +1,8 @@
 """(c) New classes arrive in the middle of a run, with and without a new mask.
 
 80 clients have classes 0 to 7; 20 clients with classes 8 and 9 join before round 30 of 60. Two of
-them are among the ten clients of each round, so that old and new classes are always trained. With
-`refresh` the mask is refreshed once, when they join.
+them are among the ten clients of each round, so that old and new classes are always trained. The
+new mask is agreed when they join.
 """
 
 import math
@@ -15,36 +15,64 @@ from ssfl.experiments.recipe import DENSE, Recipe
 from ssfl.program.settings.loading import Setting
 from ssfl.study.charts.runs import ood_picture
 from ssfl.study.charts.style import sparsity_text
+from ssfl.study.data import DataSpec
 from ssfl.study.sweep import RunSpec
 
 SPARSITIES = ("0.5", "0.95", "0.98")
 MIN_NEW = {"0.5": 0.78, "0.95": 0.65}
-MAX_LOST = 0.04  # accuracy on the old classes since the newcomers joined
+MAX_LOST = 0.04  # accuracy on the old classes, lost after the newcomers joined
 LAST = 10
 OURS: Mapping[str, Setting] = {"momentum": 0.5, "clip_norm": 10.0}  # training of profile `ours`
 
 
-def _rounds(recipe: Recipe) -> int:
+def rounds_of(recipe: Recipe) -> int:
     return recipe.rounds * 6 // 5  # more rounds, to learn the new classes
 
 
-def _arrival(recipe: Recipe) -> int:
-    return _rounds(recipe) // 2
+def arrival_round(recipe: Recipe) -> int:
+    return rounds_of(recipe) // 2
+
+
+def late_data(recipe: Recipe) -> DataSpec:
+    late = recipe.data.clients // 5
+    return replace(
+        recipe.data, late_classes="8,9", late_clients=late, late_round=arrival_round(recipe)
+    )
+
+
+def common_settings(recipe: Recipe) -> dict[str, Setting]:
+    return {
+        "rounds": rounds_of(recipe), "evaluate_every": 2, "newcomers_per_round": 2,
+        "personalize_epochs": 0,
+    }  # fmt: skip
+
+
+def masked_specs(recipe: Recipe, sparsity: str) -> Iterable[RunSpec]:
+    """Yield the runs that keep the mask and those that renew it on arrival."""
+    data, settings = late_data(recipe), {**common_settings(recipe), "sparsity": sparsity}
+    yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
+    refreshing = {**settings, "refresh_rounds": str(arrival_round(recipe))}
+    yield from recipe.specs(f"newcomers, new mask {sparsity}", refreshing, data)
 
 
 def specs(recipe: Recipe) -> Iterable[RunSpec]:
-    late = recipe.data.clients // 5
-    data = replace(recipe.data, late_classes="8,9", late_clients=late, late_round=_arrival(recipe))
-    common = {"rounds": _rounds(recipe), "evaluate_every": 2, "newcomers_per_round": 2}
+    data, common = late_data(recipe), common_settings(recipe)
     for sparsity in SPARSITIES:
-        settings: dict[str, Setting] = {**common, "sparsity": sparsity, "personalize_epochs": 0}
-        yield from recipe.specs(f"newcomers, kept mask {sparsity}", settings, data)
-        refreshing = {**settings, "refresh_rounds": str(_arrival(recipe))}
-        yield from recipe.specs(f"newcomers, new mask {sparsity}", refreshing, data)
+        yield from masked_specs(recipe, sparsity)
         if sparsity in MIN_NEW:
-            yield from recipe.specs(f"newcomers, ours {sparsity}", {**refreshing, **OURS}, data)
-    dense: dict[str, Setting] = {**common, **DENSE, "personalize_epochs": 0}
-    yield from recipe.specs("newcomers, dense", dense, data)
+            ours = {
+                **common,
+                "sparsity": sparsity,
+                "refresh_rounds": str(arrival_round(recipe)),
+                **OURS,
+            }
+            yield from recipe.specs(f"newcomers, ours {sparsity}", ours, data)
+    yield from recipe.specs("newcomers, dense", {**common, **DENSE}, data)
+
+
+def end_accuracies(recipe: Recipe, runs: Runs, name: str) -> dict[str, dict[int, float]]:
+    """Return the accuracies of a configuration on the new and old classes, at its end."""
+    return _ends(recipe, _groups(runs.documents(name)))
 
 
 def conclude(recipe: Recipe, runs: Runs) -> Result:
@@ -77,7 +105,7 @@ def conclude(recipe: Recipe, runs: Runs) -> Result:
     rows.append(difference("new classes reach, dense", dense, dict.fromkeys(dense, 0.0)))
     return {
         "accuracy": "accuracy of the global model, pooled",
-        "arrival": _arrival(recipe),
+        "arrival": arrival_round(recipe),
         "panels": panels,
         "share_of_mask_replaced": replaced,
         "rows": rows,
@@ -90,20 +118,20 @@ def _groups(documents: list[dict[str, Any]]) -> dict[str, Any]:
     rounds = [test["rounds_done"] for test in documents[0]["evaluations"]]
     found: dict[str, Any] = {"rounds": rounds, "new": [], "old": []}
     for document in documents:
-        # All clients of the start tested the first model.
+        # Every client present at the start tested the first model.
         first = {row["client"] for row in document["evaluations"][0]["clients"]}
         late = set(document["clients"]) - first
         for group in ("new", "old"):
             curve = [
-                _pooled(test["clients"], late, wanted=group == "new")
+                _pooled(test["clients"], late, is_late=group == "new")
                 for test in document["evaluations"]
             ]
             found[group].append(curve)
     return found
 
 
-def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> float | None:
-    tests = [row["evaluation"] for row in clients if (row["client"] in late) == wanted]
+def _pooled(clients: list[dict[str, Any]], late: set[str], *, is_late: bool) -> float | None:
+    tests = [row["evaluation"] for row in clients if (row["client"] in late) == is_late]
     total = sum(test["total"] for test in tests)
     return sum(test["correct"] for test in tests) / total if total else None
 
@@ -111,11 +139,11 @@ def _pooled(clients: list[dict[str, Any]], late: set[str], *, wanted: bool) -> f
 def _ends(recipe: Recipe, curves: dict[str, Any]) -> dict[str, dict[int, float]]:
     """Return the mean accuracies of each seed on the new and old classes.
 
-    `new` and `old` are means of the last ten rounds, or of fewer since the newcomers joined.
-    `before` is the mean on the old classes in the ten rounds before.
+    `new` and `old` are means of the last ten rounds, or of those since the newcomers joined if
+    these are fewer. `before` is the mean on the old classes in the ten rounds before they joined.
     """
-    arrival, found = _arrival(recipe), {}
-    end = (max(_rounds(recipe) - LAST, arrival), math.inf)
+    arrival, found = arrival_round(recipe), {}
+    end = (max(rounds_of(recipe) - LAST, arrival), math.inf)
     spans = {"new": end, "old": end, "before": (arrival - LAST, arrival)}
     for name, (first, last) in spans.items():
         places = [i for i, number in enumerate(curves["rounds"]) if first < number <= last]
@@ -143,7 +171,7 @@ NEWCOMERS = Experiment(
     "newcomers",
     "Two classes arrive later",
     "After one new mask the two new classes rise from 0 to over 80 % while the global accuracy "
-    "stays (CIFAR-10, round 225).",
+    "is maintained (CIFAR-10, round 225).",
     specs,
     conclude,
     ood_picture,

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from ssfl.experiments.contract import Experiment, Result, Runs, difference
+from ssfl.experiments.contract import Experiment, Result, Runs, difference, no_runs
 from ssfl.experiments.recipe import ACCURACY, PERSONAL, Recipe
 from ssfl.learning.device import client_torch_settings
 from ssfl.program.settings.loading import Setting
@@ -11,16 +12,21 @@ from ssfl.study.charts.accuracy import differences_picture, partition_picture
 from ssfl.study.charts.masks import mask_error_picture
 from ssfl.study.charts.runs import client_accuracy_picture
 from ssfl.study.charts.style import sparsity_text
-from ssfl.study.mask_error import FULL_GRADIENT, MEAN_OF_SCORES, mask_error
+from ssfl.study.data import DataSpec
+from ssfl.study.mask_error import FULL_GRADIENT, MEAN_OF_SCORES, MINIBATCHES, mask_error
 from ssfl.study.sweep import RunSpec
 
-WARM_SPARSITIES = ("0.5", "0.8", "0.95")
+WARM_SPARSITIES = ("0.5", "0.7", "0.8", "0.9", "0.95")
+FEW = 10  # times fewer clients, each of which scores as many times more minibatches
 
 
 def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
     settings = recipe.specs("mask error", {})[0].run_settings()
+    few, many = few_clients(recipe.data), recipe.data.clients
+    minibatches = sorted({*MINIBATCHES, many})
     with client_torch_settings():
-        result = mask_error(recipe.data, settings, recipe.seeds)
+        result = mask_error(recipe.data, settings, recipe.seeds, minibatches, device=recipe.device)
+        of_few = mask_error(few, settings, recipe.seeds, (few.clients, many), device=recipe.device)
     numbers: list[int] = result["minibatches"]
     first, hundred = numbers.index(1), numbers.index(100)
     rows, found = [], []
@@ -40,7 +46,31 @@ def conclude_mask_error(recipe: Recipe, _runs: Runs) -> Result:
                 f"minibatch, {curve['mean'][hundred]:.3f} with 100, {curve['mean'][-1]:.3f} with "
                 f"{numbers[-1]}; flat from {curve['flat_at']} on"
             )
+    for sparsity in result["oracles"][MEAN_OF_SCORES]:
+        one, more = (_errors(of_few, sparsity, number, recipe) for number in (few.clients, many))
+        all_clients = _errors(result, sparsity, many, recipe)
+        what, per = f"{few.clients} clients x", many // few.clients
+        rows += [
+            difference(f"{what} {per} − {many} x 1, {sparsity_text(sparsity)}", more, all_clients),
+            difference(f"{what} 1 − {what} {per}, {sparsity_text(sparsity)}", one, more),
+        ]
     return {**result, "rows": rows, "found": found}
+
+
+def few_clients(data: DataSpec) -> DataSpec:
+    """Return the same data for fewer clients."""
+    clients = max(2, data.clients // FEW)
+    samples = data.samples_per_client * data.clients // clients
+    return replace(data, clients=clients, samples_per_client=samples)
+
+
+def _errors(
+    result: Mapping[str, Any], sparsity: str, number: int, recipe: Recipe
+) -> dict[int, float]:
+    """Return the error of each seed with a number of minibatches."""
+    place, found = result["minibatches"].index(number), result["oracles"][MEAN_OF_SCORES]
+    errors = found[sparsity]["errors"]
+    return {seed: own[place] for seed, own in zip(recipe.seeds, errors, strict=True)}
 
 
 MASK_ERROR = Experiment(
@@ -48,7 +78,7 @@ MASK_ERROR = Experiment(
     "How many minibatches find the mask",
     "The error against the mask of the full data falls about exponentially with the number of "
     "minibatches and is flat after 80 to 100.",
-    lambda _recipe: (),
+    no_runs,
     conclude_mask_error,
     mask_error_picture,
 )

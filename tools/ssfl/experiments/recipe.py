@@ -2,9 +2,10 @@
 
 Fashion-MNIST, each image mean-pooled to 14x14; a CNN of 35,434 weights; 100 clients of 200 samples
 with Dirichlet 0.3 class mixes; 10 clients in a round, one local epoch, 50 rounds. The rest is as in
-the paper: batches of 16, SGD at 0.1, weight decay 5e-4, no momentum. The learning rate falls by
-0.98 in a round, so that it falls as far as over the paper's 500 rounds of 0.998. Each of the 100
-clients scores one minibatch. Without Fashion-MNIST, scikit-learn's digits are cut among 20 clients.
+the paper: batches of 16, SGD at 0.1, weight decay 5e-4, no momentum. Each round multiplies the
+learning rate by 0.98, so that 50 rounds lower it as far as the paper's 500 rounds with 0.998. Each
+of the 100 clients scores one minibatch. Without Fashion-MNIST, scikit-learn's digits are cut among
+20 clients.
 
 A single round jitters by 1 to 3 points, so accuracies are means over the last ten rounds. Runs of
 one seed share data, initial weights and sampled clients, so differences are paired by seed.
@@ -34,13 +35,28 @@ SETTINGS: Mapping[str, Setting] = {
 DENSE: Mapping[str, Setting] = {"strategy": "fedavg"}
 OWN_MASKS: Mapping[str, Setting] = {"criterion": "client-random", "personalize_epochs": 0}
 CRITERIA = ("shuffled", "random", "one-client", "magnitude", "synflow", "grasp")
+NO_MORE: Mapping[str, Setting] = {"personalize_epochs": 0}  # it has its own personal models
+GOSSIP = {"d-psgd-ft": {}, "dispfl": NO_MORE, "fedfomo": NO_MORE}  # every client trains
 METHODS: Mapping[str, Mapping[str, Setting]] = {
     "dense": DENSE,
     "ssfl": {},
     "client-random-holders": OWN_MASKS,
     "client-random-zeros": {**OWN_MASKS, "averaging": "zeros"},
     **{name: {"criterion": name} for name in CRITERIA},
+    "ditto": {"strategy": "ditto", "criterion": "none", **NO_MORE},
+    "sparsyfed": {"strategy": "sparsyfed", **NO_MORE},
+    "flash-spdst": {"strategy": "flash-spdst"},
+    "flash-jmwst": {"strategy": "flash-jmwst"},
+    "sub-fedavg": {"strategy": "sub-fedavg", "local_epochs": 2, **NO_MORE},  # it needs two
+    "fedpm": {"strategy": "fedpm", **NO_MORE},
+    **{name: {"strategy": name.removesuffix("-ft"), **own} for name, own in GOSSIP.items()},
 }
+FEWER = 5  # a gossip method has this many times fewer rounds, in which all clients train
+VALIDATION = {"fedfomo": 0.1}  # share of a client's samples on which it compares models
+PAPER: Mapping[str, Setting] = {
+    "profile": "paper", "model": "resnet18", "rounds": 500, "clients_per_round": 10,
+}  # fmt: skip
+PAPER_ALPHA = {"cifar10": 0.3, "cifar100": 0.2, "tiny-imagenet": 0.2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,13 @@ class Recipe:
     data: DataSpec
     settings: Mapping[str, Setting]
     seeds: tuple[int, ...]
+    device: str = "cpu"
+
+    @classmethod
+    def paper(cls, seeds: tuple[int, ...], source: str = "", device: str = "cpu") -> "Recipe":
+        """Return the scale of the paper, for measurements without runs."""
+        source = source or "cifar10"
+        return cls(DataSpec(source, 100, alpha=PAPER_ALPHA[source]), PAPER, seeds, device)
 
     @classmethod
     def quick(cls, seeds: tuple[int, ...], source: str = "") -> "Recipe":
@@ -64,7 +87,14 @@ class Recipe:
     ) -> list[RunSpec]:
         """Return the runs of one configuration, one per seed."""
         return [
-            RunSpec(name, data or self.data, {**self.settings, **settings}, seed, mode="fast")
+            RunSpec(
+                name,
+                data or self.data,
+                {**self.settings, **settings},
+                seed,
+                mode="fast",
+                device=self.device,
+            )
             for seed in self.seeds
         ]
 
@@ -76,8 +106,17 @@ class Recipe:
         for name in names:
             method, _, sparsity = name.partition(" ")
             settings = {**METHODS[method], **({"sparsity": sparsity} if sparsity else {})}
-            specs += self.specs(prefix + name, settings, data)
+            if method in GOSSIP:
+                settings |= self.fewer_rounds()
+            cut = replace(data or self.data, validation=VALIDATION.get(method, 0.0))
+            specs += self.specs(prefix + name, settings, cut)
         return specs
+
+    def fewer_rounds(self) -> dict[str, Setting]:
+        """Return the settings of rounds in which every client trains: the rate falls as far."""
+        decay = float(self.settings["lr_decay"]) ** FEWER
+        rounds = max(1, self.rounds // FEWER)
+        return {"client_fraction": 0.0, "rounds": rounds, "lr_decay": round(decay, 6)}
 
     @property
     def rounds(self) -> int:

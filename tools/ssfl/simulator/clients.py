@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ssfl.client.coding import EncodedPayload, write_scores, write_update
+from ssfl.client.coding import EncodedPayload, EncodedUpdate, write_reply, write_scores
 from ssfl.client.local_work import GlobalEvaluation, Vector
-from ssfl.learning.evaluate import Evaluation
-from ssfl.learning.masked_training import LocalResult
+from ssfl.client.memory import Items, residual_items, residual_of
+from ssfl.method.evaluation import Evaluation
+from ssfl.method.manifest import Manifest
+from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId
-from ssfl.simulator.executors import masked
+from ssfl.strategies.contract import Answer, ClientId, Received
+from ssfl.strategies.registry import strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 
 
@@ -20,7 +22,8 @@ class ClientResult:
     """A client's result of a task."""
 
     report: Mapping[str, Any]  # for the history
-    coded: EncodedPayload | None = None  # scores or values; an evaluation has none
+    scores: EncodedPayload | None = None
+    update: EncodedUpdate | None = None
 
 
 class SimulatedClient:
@@ -33,8 +36,7 @@ class SimulatedClient:
         self.num_samples = num_samples
         # The digests it holds, as a real client sends them when it asks for a task.
         self.request = pb.NextTaskRequest(initial_digest=initial_digest)
-        self.residual: Vector | None = None  # lossy runs: the error of its updates so far
-        self._residual_mask = b""
+        self.memory: dict[str, Vector | Mask] = {}  # what it keeps between its steps
         self._settings = settings
 
     def hold(self, task: pb.Task, model: ModelState) -> None:
@@ -50,22 +52,26 @@ class SimulatedClient:
         """Return the result of SCORE."""
         return ClientResult({}, write_scores(scores, task.score, self._settings, self.name))
 
-    def report_update(self, task: pb.Task, trained: LocalResult, model: ModelState) -> ClientResult:
-        """Return the result of TRAIN."""
-        mask, values = masked(model)
-        residual = self.residual if self._residual_mask == mask.digest else None
-        coded = write_update(
-            trained.values, values, task.train, self._settings, self.name, residual
+    def report_update(
+        self, task: pb.Task, received: Received, reply: Answer, puts: Items, manifest: Manifest
+    ) -> ClientResult:
+        """Return the result of TRAIN; every step counts, so what it puts into memory stays."""
+        sent_mask = received.mask if reply.bits is None else reply.bits
+        residual = residual_of({**self.memory, **puts}, sent_mask)
+        coded = write_reply(
+            reply, received, task.train, self._settings, manifest, self.name, residual
         )
-        if coded.residual is not None:
-            self.residual, self._residual_mask = coded.residual, mask.digest
+        self.memory |= {**puts, **residual_items(coded.residual, sent_mask)}
+        if reply.bits is not None and strategy_for(self._settings).has_own_masks:
+            self.request.mask_digest = reply.bits.digest
+        trained = reply.trained
         report = {
             "training_loss": trained.training_loss,
             "coding_error": coded.error,
             "evaluation": _history_entry(trained.base),
             "personal": _history_entry(trained.personal),
         }
-        return ClientResult(report, coded)
+        return ClientResult(report, update=coded)
 
     def report_evaluation(self, tested: GlobalEvaluation) -> ClientResult:
         """Return the result of EVALUATE."""

@@ -5,6 +5,9 @@ reads them. A study can also use a part of the data, smaller images, and clients
 with classes that no other client has. Test samples are spread like training samples, so the local
 test sets together are the whole test set.
 
+The files of a known data set are in the cache of `ssfl shards`, in the folder of a system package,
+or in `data/<name>` of the working directory.
+
 The source can also be a folder of shards, which are used unchanged.
 """
 
@@ -31,6 +34,7 @@ from ssfl.datasets.source import EMBEDDED, NAMES
 from ssfl.method.errors import SettingsError
 from ssfl.method.streams import Stream
 
+DATA = Path("data")  # folder of the working directory that may hold known data sets
 Indices = npt.NDArray[np.int64]
 
 _BLOCK = 4096  # images pooled at a time
@@ -161,7 +165,7 @@ def _folder(source: str) -> Path:
 
 def _places(source: str) -> list[Path]:
     system = PUBLISHED_SETS[source].system
-    return [cache_folder(source), *([system] if system else [])]
+    return [cache_folder(source), *([system] if system else []), DATA / source]
 
 
 def _how_to_get(source: str) -> str:

@@ -2,8 +2,8 @@
 
 docs/simulate.md has an example. [data] has fields of DataSpec, [settings] settings of a run. Every
 combination of the lists in [grid] is run, once per [[variant]]; a key that a variant sets does not
-vary for it. Keys of [grid] and of variants are settings, fields of the data, `mode`, `task` or
-`device`.
+vary for it. Keys of [grid] and of variants are settings, fields of the data, `mode`, `task`,
+`device`, `tests_apart` or `round_tests`.
 """
 
 import itertools
@@ -26,7 +26,10 @@ from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunS
 
 UNNAMED = "run"  # name of the only configuration of a study
 MAX_RUNS = 100_000
-_TOP_LEVEL_KEYS = ("data", "settings", "seeds", "mode", "task", "device", "grid", "variant")
+_TOP_LEVEL_KEYS = (
+    *("data", "settings", "seeds", "mode", "task", "device", "tests_apart", "round_tests"),
+    *("grid", "variant"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class _SpecFields:
     mode: str = field(default="exact", metadata={"choices": MODES})
     task: str = IMAGE
     device: str = field(default=CPU, metadata={"choices": DEVICES})
+    tests_apart: bool = False
+    round_tests: bool = True
 
 
 DATA = {option.name: option for option in options_of(DataSpec)}
@@ -104,7 +109,11 @@ def read_grid(file: Path) -> Study:
 
     Raises StudyError with the file and the key; for an unknown key, also the closest known one.
     """
-    document = _load(file)
+    return study_of(read_table(file), file)
+
+
+def study_of(document: Mapping[str, Any], file: Path) -> Study:
+    """Return the study of a document that `read_table` has read from a file."""
     for key in document:
         if key not in _TOP_LEVEL_KEYS:
             section = "data" if key in DATA else "settings" if key in SETTINGS else ""
@@ -214,7 +223,8 @@ def _table(document: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]
     return table
 
 
-def _load(file: Path) -> dict[str, Any]:
+def read_table(file: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; raise StudyError naming it."""
     try:
         # Decimal keeps 0.90 as written; sparsity is exact decimal arithmetic.
         return tomllib.loads(file.read_text("utf-8"), parse_float=Decimal)

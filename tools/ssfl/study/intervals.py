@@ -80,7 +80,7 @@ def t_quantile(probability: float, freedom: int) -> float:
     if not 0.5 <= probability < 1 or freedom < 1:
         raise StudyError(
             f"no quantile of Student's t for probability {probability} and {freedom} degrees "
-            "of freedom: they must be 0.5 to below 1, and 1 or more"
+            "of freedom: it needs a probability from 0.5 to below 1, and 1 degree or more"
         )
     low, high = 0.0, math.pi / 2  # the angle whose tangent is t / sqrt(freedom)
     for _ in range(_HALVINGS):

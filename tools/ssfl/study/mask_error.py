@@ -6,14 +6,14 @@ that mean is compared with the mask of an oracle that has seen every training sa
 the share of the oracle's kept weights that the mask misses. There are two oracles, which do not
 agree:
 
-mean of minibatch scores    the mean of |g·w| over minibatches that hold every sample once, each
-                            of one client's samples in random order; the method's mean tends to
-                            it, apart from the balance of classes
+mean of minibatch scores    the mean of |g·w| over minibatches of single clients, in random
+                            order, that together hold every sample once; the mean over a run's
+                            minibatches tends to it, except that those are balanced by class
 score of the full gradient  |g·w| of the loss over all samples at once; gradients of different
                             samples cancel before the magnitude is taken, so a mean of magnitudes
                             does not tend to it
 
-So the error has a floor, and `flat_at` is the n from which on it stays near that of the last n.
+So the error has a floor: `flat_at` is the smallest n from which it stays near that of the last n.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +24,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ssfl.datasets.shards.shard_file import Shard
 from ssfl.learning import image_task
 from ssfl.learning.batches import Indices, batch_tensors, scoring_batches
 from ssfl.learning.describe import manifest_of
+from ssfl.learning.device import choose_device
 from ssfl.learning.flatten import initial_weights, write_vector
 from ssfl.learning.saliency import saliency_scores, scoring_mode, trained_places
 from ssfl.learning.task import Task
 from ssfl.method.density import kept_for_sparsity
+from ssfl.method.image_settings import resolve_initialization
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
@@ -55,14 +58,15 @@ def mask_error(
     minibatches: Sequence[int] = MINIBATCHES,
     sparsities: Sequence[str] = SPARSITIES,
     task: Task = image_task,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return the errors of every seed by oracle and sparsity, in types that JSON has.
 
-    `settings` has the model, the batch size and the initialization.
+    `settings` has the model, the batch size and the initialization. Images are not augmented.
     """
     measured = []
     for seed in seeds:
-        scores = _Scores(build_shards(spec, seed), replace(settings, seed=seed), task)
+        scores = InitialScores(build_shards(spec, seed), replace(settings, seed=seed), task, device)
         measured.append(_errors_of_seed(scores, minibatches, sparsities))
     oracles = {
         oracle: {
@@ -81,7 +85,7 @@ def mask_error(
 
 
 def flat_at(minibatches: Sequence[int], mean: Sequence[float], deviation: float) -> int:
-    """Return the smallest number of minibatches from which on the error stays near the last one.
+    """Return the smallest number of minibatches from which the error stays near the last one.
 
     An error is near if it exceeds the last one by at most a tenth of it or by at most `deviation`,
     its standard deviation over seeds.
@@ -103,15 +107,55 @@ def _summary(errors: list[list[float]], minibatches: Sequence[int]) -> dict[str,
     }
 
 
-class _Scores:
+class InitialScores:
     """The scores of one seed's clients, for the same initial weights."""
 
-    def __init__(self, shards: Mapping[str, Shard], settings: RunSettings, task: Task) -> None:
+    def __init__(
+        self,
+        shards: Mapping[str, Shard],
+        settings: RunSettings,
+        task: Task = image_task,
+        device: str = "cpu",
+    ) -> None:
         self._shards, self._settings, self._task = shards, settings, task
-        self._model = task.build_model(settings, next(iter(shards.values())))
-        self._manifest = manifest_of(self._model, {}, initialization=settings.initialization)
+        shard = next(iter(shards.values()))
+        network = task.build_model(settings, shard)
+        self.model = self._model = network.to(choose_device(device))
+        rule = resolve_initialization(settings.initialization, shard.input_shape)
+        self._manifest = manifest_of(self._model, {}, initialization=rule)
         initial = initial_weights(self._model, self._manifest, settings.seed)
         write_vector(self._model, self._manifest, initial)
+
+    def places(self) -> list[tuple[Tensor, slice]]:
+        """Return the scored parameters, with their places among the scores."""
+        return trained_places(self._model, self._manifest)
+
+    @property
+    def size(self) -> int:
+        """Number of scored weights."""
+        return self._manifest.num_masked
+
+    def of_clients(self) -> Iterator[tuple[int, Doubles]]:
+        """Yield the training samples of each client and its scores of one minibatch."""
+        for name, shard in self._shards.items():
+            (indices,) = scoring_batches(shard, self._settings, name, 0, 1)
+            yield shard.num_samples, self._saliency(shard, indices)
+
+    def batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return about `count` training samples, as many of each client."""
+        each = -(-count // len(self._shards))
+        parts = []
+        for name, shard in self._shards.items():
+            stream = Stream(self._settings.seed, "study", "batch", name)
+            indices = stream.choose(shard.num_samples, min(each, shard.num_samples))
+            parts.append(batch_tensors(shard.train_x, shard.train_y, indices, self._model))
+        x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return x, y
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of samples, in the mode in which weights are scored."""
+        with scoring_mode(self._model):
+            return self._task.loss(self._model, x, y)
 
     def running_means(self, minibatches: Sequence[int]) -> Iterator[Doubles]:
         """Yield the mean score of the first n minibatches, for each n in ascending order."""
@@ -168,7 +212,7 @@ class _Scores:
 
 
 def _errors_of_seed(
-    scores: _Scores, minibatches: Sequence[int], sparsities: Sequence[str]
+    scores: InitialScores, minibatches: Sequence[int], sparsities: Sequence[str]
 ) -> dict[str, dict[str, list[float]]]:
     oracles = {MEAN_OF_SCORES: scores.mean_of_scores(), FULL_GRADIENT: scores.full_gradient()}
     oracle_masks = {

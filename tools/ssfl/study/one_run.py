@@ -14,6 +14,7 @@ from ssfl.learning.device import choose_device, client_torch_settings, working_o
 from ssfl.learning.load_task import load_task
 from ssfl.simulator.executors import ExactExecutor
 from ssfl.simulator.federation import MakeExecutor, SimulatedFederation
+from ssfl.study.checkpoints import Checkpoints
 from ssfl.study.data import build_shards
 from ssfl.study.run_spec import RunSpec
 
@@ -25,12 +26,14 @@ def run_one(
     on_round: OnRound | None = None,
     shards: Mapping[str, Shard] | None = None,
     cores: int = 1,
+    checkpoints: Checkpoints | None = None,
 ) -> dict[str, Any]:
     """Return the history of a run, as a coordinator writes it into history.json.
 
     `on_round(rounds_done)` is called after every round. `shards` is the result of `shards_of`, if
-    the caller has it. `cores` limits the cores of mode fast. Raises StudyError and the exceptions
-    of `ssfl.api.errors`.
+    the caller has it. `cores` limits the cores of mode fast. With `checkpoints` the run continues
+    from its checkpoint and writes new ones. Raises StudyError and the exceptions of
+    `ssfl.api.errors`.
     """
     spec.check()
     with client_torch_settings():
@@ -38,9 +41,9 @@ def run_one(
         with working_on(device):
             federation = SimulatedFederation(
                 load_task(spec.task), shards or shards_of(spec), spec.run_settings(), spec.late(),
-                _executor(spec.mode, device, cores),
+                _executor(spec, device, cores), tests_apart=spec.tests_apart,
             )  # fmt: skip
-            return _history(federation, on_round)
+            return _history(federation, on_round, checkpoints)
 
 
 def shards_of(spec: RunSpec) -> dict[str, Shard]:
@@ -50,23 +53,29 @@ def shards_of(spec: RunSpec) -> dict[str, Shard]:
     return read_shards(Path(spec.data.source).expanduser(), spec.task)
 
 
-def _history(federation: SimulatedFederation, on_round: OnRound | None) -> dict[str, Any]:
+def _history(
+    federation: SimulatedFederation, on_round: OnRound | None, checkpoints: Checkpoints | None
+) -> dict[str, Any]:
     """Run a federation to its end and return the history."""
     try:
-        reported = 0
+        if checkpoints:
+            checkpoints.resume(federation)
+        reported = federation.state.rounds_done
         while federation.next_work is not None:
             federation.run_step()
+            if checkpoints:
+                checkpoints.step_done(federation)
             if on_round and federation.state.rounds_done > reported:
                 reported = federation.state.rounds_done
                 on_round(reported)
-        return federation.document()
+        return {**federation.document(), "training": federation.order}
     finally:
         federation.close()
 
 
-def _executor(mode: str, device: torch.device, cores: int) -> MakeExecutor:
-    if mode == "exact":
-        return partial(ExactExecutor, device=device)
+def _executor(spec: RunSpec, device: torch.device, cores: int) -> MakeExecutor:
+    if spec.mode == "exact":
+        return partial(ExactExecutor, device=device, round_tests=spec.round_tests)
     from ssfl.simulator.batched_executor import fast_executor
 
-    return partial(fast_executor, device=device, cores=cores)
+    return partial(fast_executor, device=device, cores=cores, round_tests=spec.round_tests)

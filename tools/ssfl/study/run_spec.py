@@ -15,6 +15,7 @@ from ssfl.datasets.source import NAMES
 from ssfl.method.profiles import with_profile
 from ssfl.method.settings import MAX_SEED, RunSettings
 from ssfl.program.settings.loading import Setting, values_by_name
+from ssfl.strategies.registry import check_settings, identity
 from ssfl.study.data import DataSpec, arrivals, client_names
 from ssfl.study.errors import StudyError
 
@@ -35,19 +36,21 @@ _MAX_NAME_CHARS = 80  # characters of a configuration name in a file name
 class RunSpec:
     """A run: its data, settings and seed.
 
-    `settings` are named as the flags of `ssfl-coordinator`; the others have the value of `profile`
-    or their default. `arrivals` has the first round of clients that join later, in addition to
-    those of `data`.
+    `settings` are named as the flags of `ssfl-coordinator`; any not given have the value of
+    `profile` or their default. `arrivals` has the first round of clients that join later, in
+    addition to those of `data`.
     """
 
     name: str  # of the configuration; runs that differ only in their seed share it
     data: DataSpec = field(default_factory=DataSpec)  # the cut depends on `seed`
     settings: Mapping[str, Setting] = field(default_factory=dict)
     seed: int = 0  # decides every random choice of data and run
-    mode: str = "exact"  # the bits of the service, or `fast`: stacked where that is faster
+    mode: str = "exact"  # same bits as the service; `fast`: clients stacked where that is faster
     arrivals: Mapping[str, int] = field(default_factory=dict)
     task: str = IMAGE  # image, table, a .py file or an importable module
     device: str = CPU  # as for `ssfl-client`
+    tests_apart: bool = False  # the bytes of rounds are those of a run without tests
+    round_tests: bool = True  # clients of a round test the model before and after they train
 
     @property
     def label(self) -> str:
@@ -59,7 +62,7 @@ class RunSpec:
         return {**arrivals(self.data), **self.arrivals}
 
     def run_settings(self) -> RunSettings:
-        """Return the settings of the run, which waits for all clients of the start.
+        """Return the settings of the run, which waits for all clients that join at the start.
 
         The run is `reproducible` unless a client joins later, since a reproducible service admits
         no newcomers. The simulated run gives the same model each time in either case.
@@ -74,7 +77,7 @@ class RunSpec:
         min_clients = min(int(values.get("min_clients", RunSettings().min_clients)), clients)
         own = {"clients": clients, "min_clients": min_clients, "seed": self.seed}
         settings = RunSettings(**{**values, **own, "reproducible": not late})
-        settings.validate()
+        check_settings(settings, simulated=True)
         return settings
 
     def all_settings(self) -> dict[str, Any]:
@@ -88,7 +91,7 @@ class RunSpec:
             raise StudyError(str(error)) from None
 
     def check(self) -> None:
-        """Raise the exception of `run_one` for data and settings that contradict each other."""
+        """Raise the exception that `run_one` would raise for an invalid spec."""
         if self.mode not in MODES:
             raise StudyError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
         if self.device not in DEVICES:
@@ -115,15 +118,19 @@ class RunSpec:
         These are all settings with their defaults, the content of task files, shards and the code
         of ssfl, and the version of torch.
         """
-        whole = {
+        return digest_of(self.ingredients())
+
+    def ingredients(self) -> dict[str, Any]:
+        """Return what the digest covers, in types that JSON has."""
+        settings = self.run_settings()
+        return {
             **self.document(),
-            "settings": asdict(self.run_settings()),
+            "settings": asdict(settings),
             "arrivals": self.late(),
             "files": [_file_digest(path) for path in self._files()],
-            "versions": [version("ssfl"), _code_digest(), version("torch")],
+            "versions": [version("ssfl"), code_digest(), version("torch")],
+            "strategy": identity(settings),
         }
-        text = json.dumps(whole, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def file_name(self) -> str:
         """Return the name of the file that stores the result."""
@@ -138,12 +145,26 @@ class RunSpec:
         return files
 
 
+def digest_of(ingredients: Mapping[str, Any]) -> str:
+    """Return the twelve hex digits of a spec's ingredients."""
+    text = json.dumps(ingredients, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def spec_of(document: Mapping[str, Any]) -> RunSpec:
+    """Return the spec of a document that `RunSpec.document` returned."""
+    return RunSpec(**{**document, "data": DataSpec(**document["data"])})
+
+
 @lru_cache(maxsize=1)
-def _code_digest() -> str:
+def code_digest() -> str:
     """Return a digest of the code that a simulated run uses."""
     import ssfl
 
-    parts = ("codec", "method", "datasets", "learning", "client", "server", "simulator", "study")
+    parts = (
+        *("codec", "method", "strategies", "datasets", "learning", "client", "server"),
+        *("simulator", "study"),
+    )
     found = {
         file.relative_to(root).as_posix(): file
         for root in ssfl.__path__

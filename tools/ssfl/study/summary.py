@@ -1,4 +1,7 @@
-"""The results of a study in two files: summary.json for programs, runs.csv for spreadsheets."""
+"""The results of a study: summary.json for programs, runs.csv for spreadsheets.
+
+`write_results` also writes the tables as Markdown, LaTeX and CSV and, with matplotlib, the curves.
+"""
 
 import csv
 import io
@@ -7,23 +10,34 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ssfl.durable.files import write_atomic
+from ssfl.method.density import parse_sparsity
 from ssfl.program.settings.command_line import closest
+from ssfl.strategies.registry import strategy_for
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import ACCURACIES, spread
-from ssfl.study.outcome import LAST
+from ssfl.study.outcome import GOSSIP, LAST
+from ssfl.study.result_tables import tables_of
 from ssfl.study.sweep import RunResult
+from ssfl.study.tables import csv_text, latex, markdown
 
 SUMMARY = "summary.json"
 TABLE = "runs.csv"
 # The measures that are averaged over seeds.
 MEASURED = (
     *ACCURACIES, *(f"{name}_last_{LAST}" for name in ACCURACIES), "loss",
-    "bytes", "bytes_up", "bytes_down", "bytes_one_off", "seconds", "cpu_seconds",
+    "bytes", "bytes_up", "bytes_down", "bytes_one_off",
+    *GOSSIP, "seconds", "cpu_seconds",
+    "bytes_training", "bytes_rounds_up", "bytes_rounds_down", "bytes_masks_up", "bytes_masks_down",
+    "bytes_first_masks", "bytes_tests", "client_updates", "local_steps", "flops_executed",
+    "flops_sparse", "mask_seconds", "before_bytes", "before_seconds", "before_client_updates",
+    "density_tested", "density_up", "density_down", "density_up_last",
 )  # fmt: skip
+_NESTED = ("spec", "metrics", "gossip", "curve", "transfers")  # not columns of the table
 
 
 def summary_of(results: Sequence[RunResult]) -> dict[str, Any]:
@@ -46,7 +60,7 @@ def configurations(results: Sequence[RunResult]) -> list[dict[str, Any]]:
                 "name": name,
                 "seeds": [run.spec.seed for run in good],
                 "failed_seeds": [run.spec.seed for run in runs if run.error],
-                **{measure: _spread(run.outcome[measure] for run in good) for measure in MEASURED},
+                **{name: _spread(run.outcome.get(name) for run in good) for name in MEASURED},
                 "metrics": {
                     metric: _spread(run.outcome["metrics"].get(metric) for run in good)
                     for metric in sorted({key for run in good for key in run.outcome["metrics"]})
@@ -82,16 +96,39 @@ def by_seed(results: Iterable[RunResult], name: str, measure: str) -> dict[int, 
     return found
 
 
-def write_summary(folder: Path, results: Sequence[RunResult]) -> None:
-    """Write both files; each is replaced atomically."""
+def write_summary(
+    folder: Path, results: Sequence[RunResult], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write both files, each replaced atomically; return the summary, which also has `more`."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(summary_of(results), indent=1, allow_nan=False)
-    write_atomic(folder / SUMMARY, text.encode())
+    summary = {**summary_of(results), **(more or {})}
+    write_atomic(folder / SUMMARY, json.dumps(summary, indent=1, allow_nan=False).encode())
     write_atomic(folder / TABLE, _csv(results).encode())
+    return summary
+
+
+def write_results(
+    folder: Path, results: Sequence[RunResult], more: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Write summary, tables and curves; return the files."""
+    summary = write_summary(folder, results, more)
+    tables = tables_of(summary)
+    files = {"tables.md": markdown(tables), "tables.tex": latex(tables)}
+    files |= {f"{table.name}.csv": csv_text(table) for table in tables}
+    for name, text in files.items():
+        write_atomic(folder / name, text.encode())
+    written = [folder / name for name in (SUMMARY, TABLE, *files)]
+    if find_spec("matplotlib"):
+        from ssfl.study.charts.curves import draw_curves
+
+        written += draw_curves(summary, folder)
+    return written
 
 
 def _run(result: RunResult) -> dict[str, Any]:
-    spec = result.spec.document()
+    spec, settings = result.spec.document(), result.spec.run_settings()
+    strategy = strategy_for(settings)
+    is_fixed = not (strategy.is_dense or settings.bytes_per_round or settings.sparsity_schedule)
     return {
         "name": spec["name"],
         "seed": spec["seed"],
@@ -99,6 +136,10 @@ def _run(result: RunResult) -> dict[str, Any]:
         "spec": {key: spec[key] for key in ("data", "settings", "arrivals", "task")},
         "file": "" if result.error else f"{result.path.parent.name}/{result.path.name}",
         "error": result.error,
+        "learning_rate": settings.learning_rate,
+        "target_density": float(1 - parse_sparsity(settings.sparsity)) if is_fixed else None,
+        "personalize_epochs": settings.personalize_epochs,
+        "keeps_personal_models": strategy.has_personal_models and not settings.personalize_epochs,
         **result.outcome,
     }
 
@@ -120,7 +161,7 @@ def _csv(results: Sequence[RunResult]) -> str:
         name for name in next(iter(specs), {}) if len({str(spec[name]) for spec in specs}) > 1
     ]
     metrics = sorted({name for row in rows for name in _metrics(row)})
-    plain = dict.fromkeys(key for row in rows for key in row if key not in ("spec", "metrics"))
+    plain = dict.fromkeys(key for row in rows for key in row if key not in _NESTED)
     names = ["name", "seed", "mode", *varying, *metrics]
     names += [key for key in plain if key not in ("name", "seed", "mode", "error")] + ["error"]
     text = io.StringIO()

@@ -2,7 +2,8 @@
 
 Each successful run is a file in FOLDER/runs, named after its configuration, its seed and a digest
 of all that its result depends on: spec, task, shards, ssfl's code and torch. A call runs only the
-specs without such a file. docs/simulate.md has an example.
+specs without such a file; one that was interrupted continues from its checkpoint. docs/simulate.md
+has an example.
 """
 
 import json
@@ -16,12 +17,21 @@ from typing import Any
 from ssfl.durable.files import remove_leftovers
 from ssfl.durable.lock import DirectoryLock
 from ssfl.learning.cores import usable_cores
+from ssfl.method.errors import SettingsError
 from ssfl.study.errors import StudyError
 from ssfl.study.outcome import outcome_of
-from ssfl.study.run_spec import RunSpec
-from ssfl.study.workers import FORMAT, Job, JobDone, RoundDone, Workers
+from ssfl.study.run_spec import RunSpec, spec_of
+from ssfl.study.workers import (
+    CHECKPOINT_EVERY_S,
+    FORMAT,
+    Job,
+    JobDone,
+    Resumed,
+    RoundDone,
+    Workers,
+)
 
-__all__ = ["RunResult", "RunSpec", "SweepProgress", "run_all"]
+__all__ = ["RunResult", "RunSpec", "SweepProgress", "read_result", "run_all"]
 
 RUNS = "runs"
 
@@ -52,6 +62,9 @@ class SweepProgress:
     def begin(self, todo: Sequence[RunSpec], reused: int) -> None:
         """The sweep begins: it will run `todo`; `reused` is the number of runs stored already."""
 
+    def resumed(self, spec: RunSpec, rounds_done: int, problem: str) -> None:
+        """A run continues after these rounds; `problem`: why its checkpoint is ignored instead."""
+
     def round_done(self, spec: RunSpec, rounds_done: int) -> None:
         """A run has finished a round."""
 
@@ -60,7 +73,11 @@ class SweepProgress:
 
 
 def run_all(
-    specs: Sequence[RunSpec], folder: Path, workers: int = 0, progress: SweepProgress | None = None
+    specs: Sequence[RunSpec],
+    folder: Path,
+    workers: int = 0,
+    progress: SweepProgress | None = None,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
 ) -> list[RunResult]:
     """Run the specs that are not stored in `folder`; return all results in the order of `specs`.
 
@@ -70,13 +87,26 @@ def run_all(
     """
     watcher = progress or SweepProgress()
     for spec in specs:
-        spec.check()
+        try:
+            spec.check()
+        except SettingsError as wrong:
+            several = len({one.name for one in specs}) > 1
+            raise SettingsError(f"{spec.name}: {wrong}" if several else str(wrong)) from wrong
     _check_names(specs)
     runs = folder / RUNS
-    jobs = [Job(spec, runs / spec.file_name()) for spec in specs]
+    jobs = [
+        Job(
+            spec, runs / spec.file_name(), checkpoint_every_s=checkpoint_every_s,
+            ingredients=spec.ingredients(),
+        )
+        for spec in specs
+    ]  # fmt: skip
     with DirectoryLock(runs):
         remove_leftovers(runs)
         results = {job.path: _result(job, reused=True) for job in jobs if job.path.is_file()}
+        for job in jobs:
+            if job.path in results:
+                job.checkpoint.unlink(missing_ok=True)  # the result was stored just before a crash
         # All configurations of a seed run before the next seed, so that they can be compared early.
         todo = sorted((job for job in jobs if job.path not in results), key=lambda j: j.spec.seed)
         watcher.begin([job.spec for job in todo], len(results))
@@ -87,6 +117,8 @@ def run_all(
         with _empty_logs_removed(runs), Workers(count) as pool:
             for event in pool.run(replace(job, cores=cores) for job in todo):
                 match event:
+                    case Resumed():
+                        watcher.resumed(event.job.spec, event.rounds_done, event.problem)
                     case RoundDone():
                         watcher.round_done(event.job.spec, event.rounds_done)
                     case JobDone(job, "", _):
@@ -96,6 +128,14 @@ def run_all(
                         results[job.path] = RunResult(job.spec, job.path, {}, error, is_bug)
                         watcher.run_done(results[job.path])
     return [results[job.path] for job in jobs]
+
+
+def read_result(path: Path) -> RunResult:
+    """Return the result of a stored run; raise StudyError if the file is not one."""
+    try:
+        return _result(Job(spec_of(_read_file(path)["spec"]), path), reused=True)
+    except (LookupError, TypeError, OSError) as error:
+        raise _damaged(path, error) from error
 
 
 @contextmanager

@@ -1,32 +1,33 @@
 """Worker processes that run one job after another; if one dies, the others continue.
 
 A worker is a process with one torch thread. It gets jobs over a pipe and stores each
-result atomically. The output of a run goes into a log next to its result; an empty log is removed.
-A worker ends when its pipe is closed.
+result atomically. Every minute it stores a checkpoint next to it, from which a later call
+continues. The output of a run goes into a log next to its result; an empty log is removed. A worker
+ends when its pipe is closed.
 """
 
 import contextlib
 import json
 import os
-import resource
 import signal
 import sys
-import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from ssfl.durable.files import write_atomic
-from ssfl.simulator.processes import use_variables, worker_context
+from ssfl.simulator.processes import Inherited, keep_freed_memory, worker_context
 from ssfl.study.errors import EXPECTED
 from ssfl.study.run_spec import RunSpec
 
 FORMAT = 1
+CHECKPOINT_EVERY_S = 60.0
 _TERMINATE_TIMEOUT_S = 5.0  # for a process to end after SIGTERM
 
 
@@ -37,10 +38,25 @@ class Job:
     spec: RunSpec
     path: Path
     cores: int = 1  # cores that the run may use
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S
+    ingredients: Mapping[str, Any] = field(default_factory=dict)  # of the digest in its name
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path.with_suffix(".checkpoint")
 
     @property
     def log(self) -> Path:
         return self.path.with_suffix(".log")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A job has a checkpoint: it continues after these rounds, or `problem` is why it does not."""
+
+    job: Job
+    rounds_done: int
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class JobDone:
     is_bug: bool = False  # the error is not an expected one
 
 
-Event = RoundDone | JobDone
+Event = Resumed | RoundDone | JobDone
 
 
 class Workers:
@@ -105,7 +121,7 @@ class Workers:
 
     def _start(self) -> Connection:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, dict(os.environ)), daemon=False)
+        process = self._context.Process(target=_work, args=(theirs, Inherited()), daemon=False)
         process.start()
         theirs.close()  # so that the pipe closes when the process ends
         self._processes[ours] = process
@@ -122,7 +138,7 @@ class Workers:
         if isinstance(event, JobDone):
             del self._busy[connection]
             self._idle.append(connection)
-        assert isinstance(event, RoundDone | JobDone)
+        assert isinstance(event, Event)
         return event
 
 
@@ -137,15 +153,16 @@ def _end_reason(code: int | None, log: Path) -> str:
 
 
 def _has_output(log: Path) -> bool:
-    """Remove the log if it is empty; return True if there is one."""
+    """Remove the log if it is empty; return True if it has output."""
     if log.is_file() and not log.stat().st_size:
         log.unlink()
     return log.is_file()
 
 
-def _work(connection: Connection, environment: dict[str, str]) -> None:
+def _work(connection: Connection, inherited: Inherited) -> None:
     """Run jobs until the pipe is closed: the main function of a worker."""
-    use_variables(environment)
+    inherited.apply()
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -174,26 +191,34 @@ def _done(job: Job, connection: Connection) -> JobDone:
 
 def _store(job: Job, connection: Connection) -> None:
     from ssfl.learning.device import prepare_torch
+    from ssfl.study.checkpoints import Checkpoints
     from ssfl.study.one_run import run_one, shards_of
 
     prepare_torch(1)  # loads torch before the clock of the run starts
     shards = shards_of(job.spec)
-    began_s, cpu_began_s = time.perf_counter(), _cpu_seconds()
+
+    def on_resume(rounds_done: int, problem: str) -> None:
+        connection.send(Resumed(job, rounds_done, problem))
 
     def on_round(rounds_done: int) -> None:
         connection.send(RoundDone(job, rounds_done))
 
-    history = run_one(job.spec, on_round, shards, job.cores)
+    run, every_s = job.path.stem, job.checkpoint_every_s
+    checkpoints = Checkpoints(job.checkpoint, run, every_s, on_resume)
+    history = run_one(job.spec, on_round, shards, job.cores, checkpoints)
+    elapsed = checkpoints.elapsed()
     stored = {
         "format": FORMAT,
         "spec": job.spec.document(),
-        "seconds": time.perf_counter() - began_s,
-        "cpu_seconds": _cpu_seconds() - cpu_began_s,
+        "ingredients": job.ingredients,
+        "seconds": elapsed.seconds,
+        "cpu_seconds": elapsed.cpu_seconds,
         "software": version("ssfl"),
         "torch": version("torch"),
         "history": history,
     }
     write_atomic(job.path, json.dumps(stored).encode())
+    checkpoints.remove()
 
 
 def _redirect_output_to(log: Path) -> None:
@@ -204,9 +229,3 @@ def _redirect_output_to(log: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime

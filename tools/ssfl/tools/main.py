@@ -36,6 +36,7 @@ COMMANDS = {
     "clients": ("watch", "operate.command", "show every client, those with problems first"),
     "audit": ("watch", "report.audit", "recompute a run from its journal and check every file"),
     "report": ("watch", "report.command", "write the report of a run, or compare two runs"),
+    "compare": ("study", "simulate.compare", "compare methods at equal rounds, bytes and updates"),
     "paper": ("study", "simulate.paper", "test the paper's claims at a small scale"),
     "model": ("use", "main", "test the final model on a shard, or export it"),
 }

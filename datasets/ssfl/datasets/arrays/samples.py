@@ -2,7 +2,8 @@
 
     (N, H, W), (N, H, W, C), (N, C, H, W)  images; the axis with 1, 3 or 4 entries holds the
                                            channels unless a layout is given
-    (N, columns) of floats, bytes          tables, float32; bytes are divided by 255 (65535)
+    (N, columns) of floats, uint8, uint16  tables, float32; uint8 is divided by 255, uint16 by
+                                           65535
     (N, length) of other integers          token ids, int64
 
 Images of uint8 and uint16 keep their type. Other integers are converted to one of these if they

@@ -52,7 +52,7 @@ def find_images(root: Path, test_root: Path | None, endings: frozenset[str]) -> 
     tree = walk.split(inside, parts) if is_split else ImageTree(walk.classes(root), {})
     if test_root is not None:
         if tree.test:
-            raise SourceError(f"{root} has a folder of test images: remove --test, or rename it")
+            raise SourceError(f"{root} has a folder of test images: rename it, or remove --test")
         tree.test.update(walk.classes(test_root))
     unknown = sorted(set(tree.test) - set(tree.train))
     if unknown:
@@ -111,6 +111,7 @@ class _Walk:
         """Return True if a link points into a folder that is read, or to a parent of one."""
         target = link.resolve()
         for root in self.roots:
+            # A target outside the root counts as hidden: neither is read.
             inside = target.relative_to(root).parts if target.is_relative_to(root) else (".",)
             is_hidden = any(part.startswith(".") for part in inside)
             if root.is_relative_to(target) or not is_hidden:
@@ -133,7 +134,7 @@ class _Walk:
             elif name in _TEST:
                 test.update(self.classes(folder))
             else:
-                notes.append(f"folder {folder.name} ignored: it is next to train")
+                notes.append(f"folder {folder.name} ignored: only train, val and test are read")
         return ImageTree(dict(sorted(train.items())), test, notes)
 
     def classes(self, root: Path) -> dict[str, list[Path]]:

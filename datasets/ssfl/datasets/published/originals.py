@@ -1,7 +1,7 @@
 """Shared by the readers of published files: missing files, checksums, archives in memory.
 
-Archives are never unpacked to disk. Members are looked up by name, so a member called ../../x is
-never requested. The size of a member is limited before it is read.
+Archives are never unpacked to disk. Members are matched by file name, so a path such as ../../x has
+no effect. The size of a member is limited before it is read.
 """
 
 import gzip

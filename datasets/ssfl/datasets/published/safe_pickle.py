@@ -131,8 +131,8 @@ class _Machine:
 
     def call(self) -> None:
         function, arguments = self.pop_several(2)
-        is_call = function is _reconstruct or function is _dtype
-        if not is_call or not isinstance(arguments, tuple) or len(arguments) != 3:
+        is_allowed = function is _reconstruct or function is _dtype
+        if not is_allowed or not isinstance(arguments, tuple) or len(arguments) != 3:
             raise SourceError("it makes a call that no published batch makes")
         self.push(function(*arguments))
 

@@ -45,8 +45,8 @@ def assign(data: DataSet, cut: Cut) -> Assignment:
     """Assign samples to clients; raise PartitionError if the cut is impossible."""
     _check(data, cut)
     groups = groups_of(data)
-    # Training samples are used as test samples if the data set has none. A class must keep a
-    # training sample, or it could not be learned.
+    # If the data set has no test samples, some training samples are set aside for testing. Every
+    # class keeps at least one training sample, or it could not be learned.
     share = 0.0 if len(data.test_y) else cut.test_share
     stream = Stream(cut.seed, "partition", "test")
     aside = choose_share(groups.train, share, stream, keep_each=True)

@@ -75,8 +75,8 @@ def draw_classes(slots: Integers, mixes: Doubles, supply: Counts, chances: Doubl
     out and shrink when classes run out often.
 
     `mixes` is (clients, classes). `supply` holds the samples of each class, in total one per slot.
-    A client whose classes are all used up draws from what the others had left at the start of the
-    block.
+    A client whose classes are all used up draws from the samples of other classes that were left at
+    the start of the block.
     """
     left = supply.copy()
     drawn = np.empty_like(narrow(slots[:0], len(supply)), shape=len(slots))

@@ -35,7 +35,7 @@ _EMPTY: Array = np.empty(0)
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A site's samples. A custom task may hold inputs and targets of any shape."""
+    """A site's samples. A custom task may use inputs and targets of any shape."""
 
     train_x: Array  # (N, ...)
     train_y: Array  # (N, ...)

@@ -1,8 +1,7 @@
-"""Set aside samples for validation or testing, with the same share of every group of samples.
+"""Set aside samples for validation or testing: the same share of every group.
 
-The groups are the classes. Numeric targets are put into up to ten quantile groups of nearly equal
-size, which are used like classes. If a sample has several targets, the first one determines its
-group.
+The groups are the classes or, if the targets are numbers, up to ten quantile groups of nearly equal
+size. If a sample has several targets, the first one determines its group.
 """
 
 from dataclasses import dataclass

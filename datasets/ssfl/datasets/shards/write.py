@@ -146,14 +146,14 @@ def _swap(new: Path, out: Path) -> None:
     """Replace the old files by the new ones; `_clear` undoes a failure."""
     files = sorted(new.iterdir())
     old = _written_files(out)
-    leaving, left = new / _OLD_MOVING, new / _OLD_MOVED
+    moving, moved = new / _OLD_MOVING, new / _OLD_MOVED
     with deferred_signals():
-        leaving.mkdir()
-        _move(old, leaving)
-        leaving.rename(left)
+        moving.mkdir()
+        _move(old, moving)
+        moving.rename(moved)
         sync_directory(new)
         _move(files, out)
-        left.rename(new / _OLD_REPLACED)
+        moved.rename(new / _OLD_REPLACED)
         sync_directory(new)
 
 
@@ -170,15 +170,15 @@ def _recover(out: Path) -> None:
 
 def _clear(new: Path, out: Path) -> None:
     """Remove the work folder; first restore the old files unless all new ones are in place."""
-    leaving, left = new / _OLD_MOVING, new / _OLD_MOVED
-    if left.is_dir():
+    moving, moved = new / _OLD_MOVING, new / _OLD_MOVED
+    if moved.is_dir():
         for path in _written_files(out):
             path.unlink(missing_ok=True)
         sync_directory(out)
-        left.rename(leaving)  # if the process is killed now, the old files are still restored
+        moved.rename(moving)  # if the process is killed now, the old files are still restored
         sync_directory(new)
-    if leaving.is_dir():
-        _move(sorted(leaving.iterdir()), out)
+    if moving.is_dir():
+        _move(sorted(moving.iterdir()), out)
     shutil.rmtree(new, ignore_errors=True)
 
 

@@ -22,7 +22,7 @@ from ssfl.datasets.wording import join_names
 LABELS = ("label", "target", "class", "y", "outcome")
 MAX_WORDS = 100  # distinct texts of a column; each becomes an input
 _MANY_ROWS = 20  # in fewer rows, numbers may all differ by chance
-_MAX_TRACKED = 100_000  # cells in which duplicate integers are searched
+_MAX_TRACKED = 100_000  # cells that are searched for duplicate integers
 MAX_LABELS = 10_000  # distinct values of the label column
 _ID_ROWS = 5  # in fewer rows, texts may all differ by chance
 

@@ -4,7 +4,7 @@ A step has as many rows as its longest batch. Shorter batches are padded with a 
 and a label that cross-entropy ignores.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ssfl.datasets.shards.shard_file import Array
+from ssfl.learning.augment import Crops, crop_and_flip
 from ssfl.learning.batches import Indices
 
 IGNORED_LABEL = -100  # the default of cross_entropy's ignore_index
 
-BatchPlan = Sequence[Sequence[Indices]]  # the batches of each client, as rows of all samples
+BatchPlan = Sequence[Sequence[Indices]]  # each client's batches, as row numbers of StackedSamples
+CropPlan = Callable[[int, int, int], Crops]  # by client, step from 0, and number of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,11 @@ class StackedSamples:
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
         self._owners = torch.arange(len(parts) + 1).repeat_interleave(torch.tensor([*lengths, 1]))
 
-    def steps(self, plan: BatchPlan) -> Iterator[StackedBatch]:
-        """Yield the steps until no client has a batch left."""
+    def steps(self, plan: BatchPlan, crops: CropPlan | None = None) -> Iterator[StackedBatch]:
+        """Yield the steps until no client has a batch left.
+
+        With `crops`, the samples are images, which are augmented.
+        """
         for step in range(max(map(len, plan))):
             current = [batches[step] if step < len(batches) else _NO_SAMPLES for batches in plan]
             while not current[-1].size:
@@ -55,7 +60,16 @@ class StackedSamples:
             for row, batch in zip(rows, current, strict=True):
                 row[: batch.size] = batch
             at = torch.from_numpy(rows.T)
-            yield StackedBatch(self._x[at], self._y[at], self._owners[at], torch.tensor(sizes))
+            x = self._x[at]
+            if crops is not None:
+                _augment(x.numpy(), [crops(client, step, n) for client, n in enumerate(sizes)])
+            yield StackedBatch(x, self._y[at], self._owners[at], torch.tensor(sizes))
+
+
+def _augment(x: Array, crops: Sequence[Crops]) -> None:
+    """Augment images (rows, clients, ...) in place; padding stays as it is."""
+    for client, own in enumerate(crops):
+        x[: len(own), client] = crop_and_flip(x[: len(own), client], own)
 
 
 _NO_SAMPLES: Indices = np.empty(0, dtype=np.int64)

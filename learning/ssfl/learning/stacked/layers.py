@@ -1,10 +1,11 @@
-"""One network that computes the copies of a model of many clients.
+"""One network that computes many clients' copies of a model.
 
 The clients are stacked along the channels: a tensor (batch, channels, ...) of the model becomes
 (batch, clients * channels, ...), with a client's channels next to each other. Code that treats
 all channels alike, such as activations, pooling, `flatten(1)` and the sums of a ResNet, stays the
-model's own. Only layers with weights are replaced: a convolution by one with a group per client,
-a linear layer by a batched product. `trial.py` tests that a model's code treats channels alike.
+model's own. Only layers with numbers for each channel are replaced: a convolution by one with a
+group per client, a linear layer by a batched product. `trial.py` tests that a model's code treats
+channels alike.
 """
 
 from copy import deepcopy
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ssfl.learning.errors import ModelError
+from ssfl.learning.normalize import Normalize
 from ssfl.method.manifest import Manifest
 
 
@@ -65,10 +67,23 @@ class StackedGroupNorm(StackedLayer):
         return functional.group_norm(x, groups, self.weight.flatten(), bias, layer.eps)
 
 
+class StackedNormalize(StackedLayer):
+    """The statistics of each channel for each client; it has no weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer[0]
+        assert isinstance(layer, Normalize)
+        rows, channels, *side = x.shape
+        count = len(layer.mean)
+        out: Tensor = layer(x.view(rows, channels // count, count, *side))
+        return out.flatten(1, 2)
+
+
 _STACKED: dict[type[nn.Module], type[StackedLayer]] = {
     nn.Conv2d: StackedConv,
     nn.Linear: StackedLinear,
     nn.GroupNorm: StackedGroupNorm,
+    Normalize: StackedNormalize,
 }
 
 
@@ -82,7 +97,7 @@ class StackedModel:
         places: dict[str, tuple[StackedLayer, str]] = {}
         for name, layer in list(self._model.named_modules()):
             own = [leaf for leaf, _ in layer.named_parameters(recurse=False)]
-            if own:
+            if own or isinstance(layer, Normalize):
                 stacked = self._replace(name, layer)
                 places |= {f"{name}.{leaf}".lstrip("."): (stacked, leaf) for leaf in own}
         if places.keys() != manifest.slices.keys():

@@ -2,7 +2,8 @@
 
 A run writes four files:
 
-model.safetensors   every tensor by name, pruned weights zero; plain PyTorch can load it
+model.safetensors   every tensor by name, pruned weights zero, and the constants of the network
+                    (mean and standard deviation of --normalize); plain PyTorch can load it
 kept.safetensors    `values`, the kept values as they were sent, and `mask`, packed bits
 mask.bin            packed mask bits
 manifest.json       names, shapes and roles
@@ -23,9 +24,12 @@ from safetensors.numpy import save
 
 from ssfl.durable.files import write_atomic
 from ssfl.method.errors import ModelFileError
+from ssfl.method.image_settings import constant_tensors
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
+
+Array = npt.NDArray[np.float32]
 
 MODEL, KEPT = "model.safetensors", "kept.safetensors"
 MASK, MANIFEST = "mask.bin", "manifest.json"
@@ -37,7 +41,7 @@ def write_model(
 ) -> None:
     """Write the four files into an existing folder."""
     metadata = _metadata(digests_of(manifest, mask, values))
-    tensors = manifest.unflatten(mask.scatter(values))
+    tensors = named_arrays(manifest, mask.scatter(values))
     packed = np.frombuffer(mask.bits, dtype=np.uint8)
     contents = {
         MODEL: save(tensors, metadata),
@@ -54,7 +58,7 @@ def write_initial(path: Path, manifest: Manifest, initial: npt.NDArray[np.float3
     mask = mask_of(manifest, initial)
     digests = digests_of(manifest, mask, mask.gather(initial))
     metadata = _metadata({"manifest": manifest.json.decode(), **digests})
-    write_atomic(path, save(manifest.unflatten(initial), metadata))
+    write_atomic(path, save(named_arrays(manifest, initial), metadata))
 
 
 def stand_alone(
@@ -63,12 +67,17 @@ def stand_alone(
     """Return a model as one file: all tensors; manifest, mask and digests in its metadata."""
     if mask.size > MAX_ALONE:
         raise ModelFileError(
-            f"a mask of {mask.size:,} weights is too large for the metadata of one file, which "
-            f"hold {MAX_ALONE:,}: use the files of the folder together"
+            f"a mask of {mask.size:,} weights is too large for the metadata of one file (at "
+            f"most {MAX_ALONE:,}): use the files of the folder together"
         )
     fields = {"manifest": manifest.json.decode(), "mask": base64.b64encode(mask.bits).decode()}
-    data: bytes = save(manifest.unflatten(vector), _metadata({**fields, **digests}))
+    data: bytes = save(named_arrays(manifest, vector), _metadata({**fields, **digests}))
     return data
+
+
+def named_arrays(manifest: Manifest, vector: Array) -> dict[str, Array]:
+    """Return the tensors of a network by name: those of the vector, and its constants."""
+    return constant_tensors(manifest.model) | manifest.unflatten(vector)
 
 
 def digests_of(manifest: Manifest, mask: Mask, values: npt.NDArray[np.float32]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reading of model files: every recorded digest is verified before the model is used.
+"""Read model files: every recorded digest is verified before the model is used.
 
 A safetensors file with a manifest in its metadata, as `ssfl model export` and `ssfl init` write
 it, stands alone. Any other file needs `manifest.json` and `mask.bin` in its folder.
@@ -17,14 +17,17 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ssfl.method.errors import ManifestError, ModelFileError, SettingsError
+from ssfl.method.image_settings import NONE, constant_tensors
 from ssfl.method.manifest import MAX_MANIFEST_BYTES, Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.settings import RunSettings
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK, digests_of, mask_of
+from ssfl.strategies.registry import check_settings
 
 Vector = npt.NDArray[np.float32]
 
-NETWORK = ("model", "norm", "width")  # settings that a built-in network was built with
+# Settings that a built-in network was built with.
+NETWORK = ("model", "norm", "width", "normalize")
 _MAKE_ONE = "make one with `ssfl init`"
 
 
@@ -58,7 +61,8 @@ def read_initial(path: Path) -> tuple[Manifest, Vector]:
 
 def network_of(manifest: Manifest) -> dict[str, Any]:
     """Return the recorded settings of a built-in network, unchecked; empty for other networks."""
-    return {name: manifest.model[name] for name in NETWORK if name in manifest.model}
+    recorded = {name: manifest.model[name] for name in NETWORK if name in manifest.model}
+    return {"normalize": NONE, **recorded} if recorded else {}
 
 
 def apply_recorded(settings: RunSettings, recorded: Mapping[str, Any], path: Path) -> RunSettings:
@@ -68,7 +72,7 @@ def apply_recorded(settings: RunSettings, recorded: Mapping[str, Any], path: Pat
             if type(value) is not type(getattr(settings, name)):
                 raise SettingsError(f"{name} cannot be {value!r:.60}")
         changed = replace(settings, **recorded)
-        changed.validate()
+        check_settings(changed)
     except SettingsError as error:
         raise ModelFileError(
             f"{path}: the settings of its network cannot be used: {error}"
@@ -156,8 +160,12 @@ def _differences(file: Any, manifest: Manifest) -> Iterator[str]:
             yield f"{tensor.name} has shape {shape}, not {tensor.shape}"
         elif kind != "F32":
             yield f"{tensor.name} is {kind}, not float32"
+    constants = constant_tensors(manifest.model)
     for name in sorted(present - {tensor.name for tensor in manifest.tensors}):
-        yield f"{name} is not in the manifest"
+        if name not in constants:
+            yield f"{name} is not in the manifest"
+        elif not np.array_equal(file.get_tensor(name), constants[name]):
+            yield f"{name} has other numbers than the manifest"
 
 
 def _mask(path: Path, fields: Mapping[str, str], manifest: Manifest, vector: Vector) -> Mask:

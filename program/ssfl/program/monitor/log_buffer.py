@@ -4,8 +4,8 @@ The buffer holds at most MAX_RECORDS records of our own loggers from INFO up, an
 MAX_WARNINGS older warnings and errors. A record is a dictionary with `number` (counts from 1),
 `time` (Unix seconds), `level`, `event` and `fields`; its size is bounded.
 
-The page may have readers that may not read the log. A record therefore has only the fields in
-SHOWN, only the last part of each path, and only the name and message of an exception.
+The page can be visible to people who have no access to the log. A record therefore has only the
+fields in SHOWN, only the last part of each path, and only the name and message of an exception.
 """
 
 import logging

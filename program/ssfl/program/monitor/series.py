@@ -20,8 +20,9 @@ SECONDS = (
 )
 # Durations of an fsync: from 0.1 ms on a good disk to 10 s on a failing one.
 SYNC_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
-CLIENTS_SHOWN = 200  # with more clients, only SLOWEST_SHOWN of each kind have series:
-SLOWEST_SHOWN = 20  # pending clients, then the slowest; and those silent for longest
+# With more than CLIENTS_SHOWN clients, two groups of SLOWEST_SHOWN have series: those that the step
+# waits for, filled up with the slowest; and those silent for longest.
+CLIENTS_SHOWN, SLOWEST_SHOWN = 200, 20
 
 
 class Kind(StrEnum):
@@ -141,7 +142,7 @@ RECOVERED = _gauge(
 # -- the mask
 
 MASK_INFO = _gauge("ssfl_mask_info", "1; the current mask", "mask_digest")
-MASK_EPOCH = _gauge("ssfl_mask_epoch", "number of masks agreed so far")
+MASK_EPOCH = _gauge("ssfl_mask_epoch", "number of the current mask; 0 before the first")
 MASK_KEPT = _gauge("ssfl_mask_kept_weights", "weights that the mask keeps")
 MASK_DENSITY = _gauge("ssfl_mask_density_ratio", "share of the masked weights that are kept")
 MODEL_VALUES = _gauge("ssfl_model_values", "number of values of the whole model")
@@ -151,8 +152,8 @@ MODEL_VALUES = _gauge("ssfl_model_values", "number of values of the whole model"
 CLIENTS = _gauge("ssfl_clients", "clients by state", "state")
 JOINED = _counter("ssfl_clients_joined", "times a client joined", "again")
 SELECTED = _counter("ssfl_clients_selected", "times a client was asked to work", "work")
-REPORTED = _counter("ssfl_clients_reported", "results of clients that counted", "work")
-LATE = _counter("ssfl_clients_late", "results of clients that arrived after their step closed")
+REPORTED = _counter("ssfl_clients_reported", "results that counted", "work")
+LATE = _counter("ssfl_clients_late", "results that arrived after their step closed")
 LOST = _counter("ssfl_clients_lost", "times a client was silent for 30 seconds")
 CLIENT_LAST_SEEN = _gauge(
     "ssfl_client_last_seen_seconds",
@@ -186,8 +187,9 @@ MESSAGE_BYTES = _counter("ssfl_message_bytes", "whole messages, tensors included
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "bytes of TCP by the kernel's count", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",
-    "size as dense float32 of the same updates, and of models sent as values to clients that "
-    "lacked them; compare with ssfl_payload_bytes_total of the phases values and evaluation",
+    "dense float32 size of all updates, and of models sent as values to clients that "
+    "lacked them; compare with ssfl_payload_bytes_total of the phases values, "
+    "round_masks and evaluation",
     "direction",
 )
 DENSE_RATIO = _gauge(
@@ -220,7 +222,7 @@ MEMORY_LIMIT = _gauge(
     "ssfl_memory_limit_bytes", "memory limit of this process: of its cgroup, or of the machine"
 )
 HEAP = _gauge(
-    "ssfl_heap_bytes", "memory in use by the C library's count; absent if it does not count"
+    "ssfl_heap_bytes", "heap memory in use as the C library reports it; absent if it does not"
 )
 
 # -- the client's own series

@@ -44,7 +44,7 @@ _GONE = (ConnectionError, TimeoutError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An HTTP request; names of headers are in lower case."""
+    """An HTTP request; header names are in lower case."""
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def text_response(text: str, status: int = 200) -> Response:
 
 
 def guarded(route: Route, served_on: str) -> Route:
-    """Return a route that, on loopback, refuses requests for any other name.
+    """Return a route that, on loopback, refuses requests for names that are not loopback.
 
     A request without a Host header is answered: every browser sends one.
     """
@@ -138,10 +138,10 @@ class WebServer:
             self._server = _Server((host, port), handler, tls)
         except (ssl.SSLError, OSError) as error:
             why = error.strerror or str(error)
-            place = "--host" if flag == "--health-port" else flag.replace("-port", "-host")
+            host_flag = "--host" if flag == "--health-port" else flag.replace("-port", "-host")
             raise ProgramError(
                 f"cannot listen on {host}:{port}: {why}; choose another port with {flag}, or "
-                f"{flag} 0 for a free one (the host is set with {place})",
+                f"{flag} 0 for a free one (the host is set with {host_flag})",
                 ExitCode.PORT_IN_USE,
             ) from error
         self.port = self._server.server_port

@@ -1,8 +1,8 @@
 """From argv to the text of each flag, and the text of --help.
 
 `--help` shows the basic settings and names the groups that hold the rest (help_groups.py);
-`--help GROUP` shows one group and `--help all` shows every setting. A program with few settings
-shows all of them at once.
+`--help GROUP` shows one group, `--help STRATEGY` a strategy's own settings, and `--help all` every
+setting. A program with few settings shows all of them at once.
 """
 
 import argparse
@@ -11,17 +11,25 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
 from ssfl.program.exits import ExitCode, usage_error
 from ssfl.program.settings.help_groups import ALL, BASIC, GROUPS, MAX_SHOWN, group_of
-from ssfl.program.settings.options import Option, format_duration
+from ssfl.program.settings.options import Option, format_duration, options_of
 from ssfl.program.version import ssfl_version
+from ssfl.strategies.registry import criterion_names, rule_for, strategy_names
 
 CONFIG_FLAG = "--config"
 _WIDEST = 96
+OPTIONS = "strategy_options"
+_DOTTED = re.compile(r"--(?P<name>[a-z][a-z0-9-]*\.[a-z][a-z0-9_-]*)(=(?P<value>.*))?", re.S)
+# Names of settings that plug-ins may extend, for --help.
+KNOWN_NAMES: Mapping[str, Callable[[], tuple[str, ...]]] = {
+    "strategies": strategy_names,
+    "criteria": criterion_names,
+}
 _PRECEDENCE = """\
 A flag overrides a variable, a variable overrides the file, the file overrides the default.
 An empty variable counts as not set."""
@@ -71,7 +79,11 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return super()._format_action_invocation(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return [line for fact in text.split("\n") for line in textwrap.wrap(fact, width)]
+        return [
+            line
+            for fact in text.split("\n")
+            for line in textwrap.wrap(fact, width, break_on_hyphens=False)
+        ]
 
 
 def read_flags(
@@ -84,6 +96,7 @@ def read_flags(
 
     --help and --version print and raise SystemExit; anything wrong raises ProgramError.
     """
+    argv, of_strategy = _split_off(argv) if _has_strategy(options) else (argv, [])
     parser = _parser(text.prog)
     for option in options:
         _add(parser, option)
@@ -91,7 +104,30 @@ def read_flags(
     given, rest = parser.parse_known_args(argv)
     if rest:
         raise usage_error(_why_unknown(rest, options, known_elsewhere))
-    return {name: _as_text(value) for name, value in vars(given).items() if value is not None}
+    flags = {name: _as_text(value) for name, value in vars(given).items() if value is not None}
+    if of_strategy:
+        flags[OPTIONS] = ",".join(filter(None, [flags.get(OPTIONS), *of_strategy]))
+    return flags
+
+
+def _has_strategy(options: Sequence[Option]) -> bool:
+    return any(option.name == OPTIONS for option in options)
+
+
+def _split_off(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words without flags such as --ditto.strength 0.5, and these as name=value."""
+    others, found, words = list[str](), list[str](), iter(argv)
+    for word in words:
+        match = _DOTTED.fullmatch(word)
+        if match is None:
+            others.append(word)
+            continue
+        value = match["value"] if match["value"] is not None else next(words, None)
+        if value is None:
+            raise usage_error(f"{word} needs a value")
+        strategy, _, name = match["name"].partition(".")  # the name of a strategy may have dashes
+        found.append(f"{strategy}.{name.replace('-', '_')}={value}")
+    return others, found
 
 
 def _as_text(value: str | bool | list[str]) -> str:
@@ -101,11 +137,15 @@ def _as_text(value: str | bool | list[str]) -> str:
 
 
 def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str:
-    """Return what --help prints; `topic` is empty, the name of a group, or ALL."""
+    """Return what --help prints; `topic` is empty, a group, a strategy, or ALL."""
     groups = _groups(options)
+    if groups and topic not in groups and _has_strategy(options) and topic in strategy_names():
+        return _strategy_help(text, topic)
     if groups and topic not in ("", ALL, *groups):
         names = ", ".join([*groups, ALL])
-        raise usage_error(f"--help {topic}: no such group of settings; the groups are {names}")
+        raise usage_error(
+            f"--help {topic}: no such group of settings and no strategy; the groups are {names}"
+        )
     topic = topic if groups else ALL
     whole = topic == ALL
     parser = _parser(text.prog, positional=any(option.positional for option in options))
@@ -123,6 +163,19 @@ def help_text(options: Sequence[Option], text: HelpText, topic: str = "") -> str
         _add_other(parser.add_argument_group("Other flags"), text, bool(groups))
     after = _after_settings(options, text, topic, groups)
     return "\n\n".join([parser.format_help().rstrip(), *after])
+
+
+def _strategy_help(text: HelpText, strategy: str) -> str:
+    """Return the settings of a strategy's own."""
+    own = [
+        replace(option, name=f"{strategy}.{option.name}")
+        for option in options_of(rule_for(strategy).Options)
+    ]
+    if not own:
+        return f"Strategy {strategy} has no settings of its own."
+    parser = _parser(text.prog)
+    _add_group(parser, f"settings of strategy {strategy}", own)
+    return parser.format_help().rstrip()
 
 
 def closest(word: str, words: Iterable[str]) -> str:
@@ -239,6 +292,8 @@ def _add(group: argparse._ActionsContainer, option: Option) -> None:
 def _help(option: Option) -> str:
     """Return the help text of a setting: meaning and default, more facts, choices; a line each."""
     first, *more = str(option.metadata.get("help", "")).split("; ")
+    if names := KNOWN_NAMES.get(option.metadata.get("names", "")):
+        more.append("one of " + ", ".join(names()))
     if option.metadata.get("choices"):
         more.append("one of " + ", ".join(map(str, option.metadata["choices"])))
     return "\n".join([first + _default_note(option), *more]).replace("%", "%%")

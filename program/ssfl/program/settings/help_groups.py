@@ -24,19 +24,20 @@ GROUPS = (
     Group(
         "run",
         "strategy, number of rounds, seed, first model",
-        ("profile", "strategy", "rounds", "seed", "reproducible", "init", "dense", "grid", "seeds",
-         "mode"),
+        ("profile", "strategy", "strategy_options", "rounds", "seed", "reproducible", "init",
+         "dense", "grid", "seeds", "mode", "estimate"),
     ),
     Group(
         "model",
         "task and neural network",
-        ("task", "model", "norm", "width", "initialization", "input", "classes"),
+        ("task", "model", "norm", "width", "normalize", "initialization", "input", "classes"),
     ),
     Group(
         "masks",
         "sparsity and how the first mask is chosen",
         ("sparsity", "bytes_per_round", "sparsity_schedule", "criterion", "scoring_batches",
-         "scoring_samples", "score_weights", "scoring_quorum", "layer_guard", "warmup_rounds"),
+         "scoring_samples", "scoring_augment", "score_weights", "scoring_quorum", "layer_guard",
+         "warmup_rounds"),
     ),
     Group(
         "refresh",
@@ -53,7 +54,8 @@ GROUPS = (
     Group(
         "training",
         "local training and the mean of updates",
-        ("local_epochs", "local_steps", "batch_size", "learning_rate", "lr_decay",
+        ("local_epochs", "local_steps", "batch_size", "augment", "optimizer", "optimizer_options",
+         "optimizer_state", "learning_rate", "lr_schedule", "lr_decay", "lr_warmup_rounds",
          "local_schedule", "momentum", "weight_decay", "clip_norm", "update_weights", "averaging"),
     ),
     Group(
@@ -65,7 +67,8 @@ GROUPS = (
     Group(
         "encoding",
         "how scores and values are encoded on the wire",
-        ("scores", "value_type", "grid_bits", "rounding", "error_feedback", "reference_coding"),
+        ("scores", "value_type", "grid_bits", "rounding", "error_feedback", "downloads",
+         "reference_coding"),
     ),
     Group(
         "protection",

@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 
 from ssfl.method.errors import SettingsError
 from ssfl.method.profiles import preset_defaults
+from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ProgramError, usage_error
 from ssfl.program.settings.command_line import HelpText, closest, read_flags
 from ssfl.program.settings.options import Option, Value, nested_of, options_of, setting_names
 from ssfl.program.settings.sources import CONFIG_VARIABLE, RawSetting, read_environment, read_file
+from ssfl.strategies.registry import check_settings
 
 __all__ = ["changed", "describe", "load", "read_given", "setting_names", "values_by_name"]
 
@@ -171,7 +173,10 @@ def _validate(config: object, options: Sequence[Option], given: Mapping[str, Raw
         if check is None:
             continue
         try:
-            check()
+            if isinstance(holder, RunSettings):
+                check_settings(holder)
+            else:
+                check()
         except SettingsError as error:
             raise usage_error(f"{error}{_origins(str(error), options, given)}") from error
 

@@ -21,15 +21,50 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ssfl.method.errors import SettingsError
+from ssfl.method.settings import setting
 from ssfl.program.exits import usage_error
+from ssfl.strategies.registry import use_criterion, use_strategy
 
 Value = str | int | float | bool | Path | None
 _METAVARS: dict[type, str] = {str: "TEXT", int: "N", float: "X", Path: "PATH", bool: ""}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _use_file(use: typing.Callable[[str], str], text: str) -> str:
+    if text and not text.endswith(".py"):
+        raise SettingsError(
+            f"{text!r} is not a .py file. The run has the name: give a file only if it is neither "
+            "built in nor installed"
+        )
+    return use(text)
+
+
+# Settings whose value is a name or a file, and the function that returns the name.
+NAMED: typing.Mapping[str, typing.Callable[[str], str]] = {
+    "strategies": use_strategy,
+    "criteria": use_criterion,
+    "strategy files": partial(_use_file, use_strategy),
+    "criterion files": partial(_use_file, use_criterion),
+}
+
+
+def _named(use: typing.Callable[[str], str], text: str, subject: str) -> str:
+    try:
+        return use(text)
+    except SettingsError as error:
+        raise usage_error(f"{subject}: {error}") from error
+
+
+def source_file(kind: str) -> Any:
+    """Return a setting for the file of the run's strategy or criterion."""
+    text = f"file of the run's {kind}, if it is neither built in nor installed"
+    return setting("", text, names=f"{kind} files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +104,8 @@ class Option:
 
     def parse(self, text: str, subject: str) -> Value:
         """Return the value written as `text`; `subject` names its origin in an error."""
+        if use := NAMED.get(self.metadata.get("names", "")):
+            return _named(use, text, subject)
         value = self._convert(text, subject)
         choices = self.metadata.get("choices")
         if choices and value not in choices:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.program.exits import usage_error
-from ssfl.program.settings.command_line import closest
+from ssfl.program.settings.command_line import OPTIONS, closest
 from ssfl.program.settings.options import Option
 
 CONFIG_VARIABLE = "SSFL_CONFIG"
@@ -58,8 +58,23 @@ def read_file(
             raise usage_error(f"{subject} {known_elsewhere[name]}")
         if name not in ours:
             raise usage_error(f"{subject} is not a setting of {prog}{closest(name, ours)}")
-        given[name] = RawSetting(_as_text(value, subject), subject)
+        if name == "strategy" and isinstance(value, dict) and OPTIONS in ours:
+            given |= _strategy_table(value, subject)
+        else:
+            given[name] = RawSetting(_as_text(value, subject), subject)
     return given
+
+
+def _strategy_table(table: Mapping[str, Any], subject: str) -> dict[str, RawSetting]:
+    """Return the strategy and its own settings from a table such as [strategy.ditto]."""
+    if len(table) != 1 or not isinstance(next(iter(table.values())), dict):
+        raise usage_error(f"{subject} must hold one table, named as the strategy: [strategy.NAME]")
+    ((name, own),) = table.items()
+    pairs = [f"{name}.{key.replace('-', '_')}={_as_text(own[key], subject)}" for key in own]
+    return {
+        "strategy": RawSetting(name, subject),
+        OPTIONS: RawSetting(",".join(pairs), subject),
+    }
 
 
 def _load_toml(file: Path) -> dict[str, Any]:

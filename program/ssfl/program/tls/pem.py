@@ -58,7 +58,7 @@ class KeyPair:
     def key_warning(self) -> str:
         """Return a warning if users other than the owner may read the key; else an empty string.
 
-        A key of root's may be readable by its group, as Kubernetes mounts secrets.
+        A key owned by root may be readable by its group: Kubernetes mounts secrets that way.
         """
         found = self.key_file.stat()
         mode = stat.S_IMODE(found.st_mode)
@@ -204,7 +204,7 @@ def _certificates(pem: bytes, file: Path, flag: str) -> list[x509.Certificate]:
     wrong = (
         "is a key, not a certificate"
         if b"PRIVATE KEY-----" in pem and b"BEGIN CERTIFICATE" not in pem else
-        "is not a certificate in PEM form (it begins with -----BEGIN CERTIFICATE-----)"
+        "is not a certificate in PEM form, which begins with -----BEGIN CERTIFICATE-----"
     )  # fmt: skip
     try:
         return x509.load_pem_x509_certificates(pem)

@@ -1,25 +1,24 @@
 """The dense equivalent: bytes of the same transfers with the whole model as float32.
 
 Up: every counted update. Down: every model sent as values (to train, test or score) to an asked
-client that did not hold it yet. It is compared with the bytes of values and evaluations.
+client that did not hold it yet. It is compared with the bytes of values, of masks that rounds move
+and of evaluations.
 
-Two models are not counted. Clients build the first model from the seed, or receive it with the
-first scoring as `initial` in the ledger. It travels as values only if no client scores, as in dense
-FedAvg from trained weights. Clients that scored derive the model of a new mask from the model they
-scored. A client with a mask of its own is sent the values this mask keeps, whatever it holds.
+Two models are not counted, since they are not sent as values. Clients build the first model from
+the seed, or receive it with the first scoring as `initial` in the ledger; only if no client scores,
+as in dense FedAvg from trained weights, is it sent as values and counted. Clients that scored
+derive the first model of a new mask from the model they scored.
+
+If clients have their own masks, the values that a client's mask keeps and the whole model count as
+two models: a client that holds one is still sent the other.
 """
 
 from collections.abc import Iterable
 
-from ssfl.method.strategies.contract import ClientId
+from ssfl.strategies.contract import ClientId
 
 BYTES_PER_VALUE = 4
-COMPARED = ("values", "evaluation")  # phases of the ledger
-
-
-def has_own_masks(strategy: str, criterion: str) -> bool:
-    """Return True if each client of a run with these settings trains under a mask of its own."""
-    return strategy == "ssfl" and criterion == "client-random"
+COMPARED = ("values", "round_masks", "evaluation")  # phases of the ledger
 
 
 class ModelHolders:
@@ -29,7 +28,7 @@ class ModelHolders:
         """`is_first`: no round has changed the model yet."""
         self._is_first = is_first
         self._own_masks = own_masks
-        self._copies: set[tuple[ClientId, bool]] = set()  # True: whole, though masks are personal
+        self._copies: set[tuple[ClientId, bool]] = set()  # True: the whole model, despite a mask
         self._num_first = 0  # clients asked to train or test the first model without scoring it
 
     def asked(self, clients: Iterable[ClientId], *, to_test: bool = False) -> int:
@@ -54,8 +53,8 @@ class ModelHolders:
     def trained(self, sent_bytes: int) -> int:
         """Note that a round produced a new model, which no client holds yet.
 
-        Return how many clients were sent the first model, if that was the model before: 0 unless
-        values have been sent.
+        Return how many clients were sent the first model as values, if this round replaced it;
+        else 0.
         """
         found = self._num_first if self._is_first and sent_bytes else 0
         self._is_first, self._num_first, self._copies = False, 0, set()

@@ -24,8 +24,8 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import unquote
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.ledger import Direction, Ledger
+from ssfl.strategies.contract import ClientId
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,9 @@ Three counts: *payload* is encoded tensors alone, *message* whole protobuf messa
 TCP carried. The kernel does not know the purpose of a byte, so socket bytes are booked to a
 phase of their own, `connection`, which has no messages.
 
+`mask` has the masks that are agreed before or between rounds, and those of a warm-up. Masks that
+the rounds of a strategy move are `round_masks`, with those that clients send.
+
 Totals are kept for the whole run. Detail by client is kept until `take` moves it to ledger.csv at
 the end of a step (ledger_file.py), so memory does not grow with the rounds.
 """
@@ -13,12 +16,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import transfer_pb2
 
-PHASES = ("initial", "scores", "mask", "values", "evaluation", "control")
-ONE_OFF = ("initial", "scores", "mask")
+MASK, ROUND_MASKS, VALUES = "mask", "round_masks", "values"
+RELAY = "relay"  # updates that pass from client to client; in simulations only
+PHASES = ("initial", "scores", MASK, VALUES, ROUND_MASKS, RELAY, "evaluation", "control")
+ONE_OFF = ("initial", "scores", MASK)
 CONNECTION = "connection"
+_PHASE_ORDER = {phase: place for place, phase in enumerate((*PHASES, CONNECTION))}
 COUNTS = ("payload_bytes", "message_bytes", "socket_bytes")
 
 
@@ -27,16 +33,20 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
+_MASKS = ("bitmask_sorted", "bitmask", "bitmask_zstd")
 _VALUES = ("values_only", "reference", "bfloat16", "int8", "grid")
 # Encodings of tensors, by phase and direction.
 CARRIED = {
     ("initial", Direction.UP): ("dense",),
     ("initial", Direction.DOWN): ("dense", "reference"),
     ("scores", Direction.UP): ("scores", "dense"),
-    ("mask", Direction.DOWN): ("bitmask_sorted", "bitmask", "bitmask_zstd"),
+    ("mask", Direction.UP): _MASKS,
+    ("mask", Direction.DOWN): _MASKS,
     ("values", Direction.UP): _VALUES,
     ("values", Direction.DOWN): _VALUES,
-    ("evaluation", Direction.DOWN): _VALUES,
+    ("round_masks", Direction.UP): _MASKS,
+    ("round_masks", Direction.DOWN): _MASKS,
+    ("evaluation", Direction.DOWN): (*_VALUES, *_MASKS),
 }
 
 
@@ -76,8 +86,11 @@ class Ledger:
             self._add(client, (CONNECTION, direction, ""), 0, 0, socket_bytes)
 
     def _add(self, client: str, key: Key, payload: int, message: int, socket: int) -> None:
-        total = self._totals.setdefault(key, _Bytes())
-        for counted in (total, self._detail.setdefault((client, key), _Bytes())):
+        if key not in self._totals:
+            self._totals[key] = _Bytes()
+        if (client, key) not in self._detail:
+            self._detail[client, key] = _Bytes()
+        for counted in (self._totals[key], self._detail[client, key]):
             counted.payload += payload
             counted.message += message
             counted.socket += socket
@@ -125,6 +138,6 @@ def _row(key: Key, counted: _Bytes) -> dict[str, Any]:
     }
 
 
-def _order(key: Key) -> tuple[int, int, str]:
+def _order(key: Key) -> tuple[int, bool, str]:
     phase, direction, encoding = key
-    return (*PHASES, CONNECTION).index(phase), list(Direction).index(direction), encoding
+    return _PHASE_ORDER[phase], direction is Direction.DOWN, encoding

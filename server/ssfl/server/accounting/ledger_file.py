@@ -27,6 +27,7 @@ COLUMNS = (
 )  # fmt: skip
 COUNTS = ("payload_bytes", "message_bytes")  # columns that the totals in the journal also have
 BLOCK_BYTES = 1 << 20
+MEND = "restore the file from a backup"
 
 
 class LedgerFile:
@@ -39,7 +40,10 @@ class LedgerFile:
         sync_directory(path.parent)
         found = self._file.seek(0, os.SEEK_END)
         if found < num_bytes:
-            log.warning("%s is shorter than it was: rows of earlier steps are missing", path)
+            log.warning(
+                "%s is shorter than it was: rows of earlier steps are missing. To get them back, "
+                "stop the coordinator, restore the file from a backup and start again", path,
+            )  # fmt: skip
             num_bytes = _whole_lines(path)
         if found > num_bytes:
             self._file.truncate(num_bytes)
@@ -91,31 +95,49 @@ def ledger_problem(path: Path, totals: Iterable[Mapping[str, Any]], num_bytes: i
     sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     try:
         if (found := path.stat().st_size) < num_bytes:
-            return f"{path} has {found} bytes, the journal records {num_bytes}"
-        rows = csv.DictReader(ledger_lines(path, num_bytes))
-        if tuple(rows.fieldnames or ()) != COLUMNS:
-            return f"{path} has other columns than this version writes"
-        for row in rows:
+            return f"{path} has {found} bytes, the journal records {num_bytes}: {MEND}"
+        if next(_lines(path, num_bytes), b"").strip() != ",".join(COLUMNS).encode():
+            return f"{path}: line 1 does not name the columns that this version writes: {MEND}"
+        for row in ledger_rows(path, num_bytes):
             counted = sums[row["phase"], row["direction"], row["encoding"]]
             for at, name in enumerate(COUNTS):
                 counted[at] += int(row[name])
     except FileNotFoundError:
         return f"{path} is missing: the bytes of the steps so far are not known by client"
-    except (ValueError, TypeError, KeyError, OSError, csv.Error) as error:
-        return f"{path} is damaged: {error}"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return str(error)
     wanted = {
         (row["phase"], row["direction"], row.get("encoding", "")): [row[name] for name in COUNTS]
         for row in totals
     }
-    return "" if sums == wanted else f"{path} does not add up to the journal's totals"
+    return "" if sums == wanted else f"{path} does not add up to the journal's totals: {MEND}"
 
 
-def ledger_lines(path: Path, num_bytes: int) -> Iterator[str]:
-    """Yield the lines of the first `num_bytes`; all lines if it is negative."""
+def ledger_rows(path: Path, num_bytes: int = -1) -> Iterator[dict[str, str]]:
+    """Yield the rows of the first `num_bytes`, all by default.
+
+    Raise ValueError naming the file and the line if one is damaged, OSError if the file is.
+    """
+    rows = csv.DictReader(line.decode() for line in _lines(path, num_bytes))
+    try:
+        for row in rows:
+            if None in row or None in row.values():
+                raise ValueError("it has more or fewer columns than line 1")
+            if wrong := [name for name in COUNTS if not row.get(name, "").isdecimal()]:
+                raise ValueError(f"{wrong[0]} is {row.get(wrong[0], '')[:40]!r}")
+            yield row
+    except (ValueError, csv.Error) as error:
+        number = rows.line_num + isinstance(error, UnicodeDecodeError)  # of the next line
+        raise ValueError(f"{path}: line {number} is damaged: {error}; {MEND}") from error
+
+
+def _lines(path: Path, num_bytes: int) -> Iterator[bytes]:
     with path.open("rb") as file:
         while line := file.readline(num_bytes):
             num_bytes -= len(line)
-            yield line.decode()
+            yield line
 
 
 def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:

@@ -1,9 +1,10 @@
 """The sum of the open step: fold verified uploads, then compute the next model.
 
 Memory does not depend on the number of clients. Updates are added on arrival to one 64-bit sum over
-the step's values. Scores cover all masked weights of the model, and their grid is known only after
-the last upload. They are then added block by block, so that only their mean is held completely.
-All folds run on one worker thread and never overlap. The result does not depend on their order.
+the step's values, and one for each further vector. Scores cover all masked weights of the model,
+and their grid is known only after the last upload. They are then added block by block, so that only
+their mean is held completely. All folds run on one worker thread and never overlap. The result does
+not depend on their order.
 """
 
 import logging
@@ -13,19 +14,23 @@ from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ssfl.codec import masks
+from ssfl.codec.masks import packed_bytes
 from ssfl.method.exact_sum import MAX_SCORE_FRACTION_BITS, VALUE_BOUND, ExactSum, fraction_bits
 from ssfl.method.mask import Mask
 from ssfl.method.mask_choice import density_rows
-from ssfl.method.model_state import ModelState, Vector
-from ssfl.method.strategies.contract import ClientId, Reducer, Strategy, Work
+from ssfl.method.model_state import ModelState, Vector, extra_digest
 from ssfl.server.errors import StateError
 from ssfl.server.run.events import StepReduced
 from ssfl.server.run.facts import UploadAccepted
 from ssfl.server.run.state import Step
+from ssfl.strategies.contract import ClientId, Reduced, Reducer, StepDone, UploadParts, Work
+from ssfl.strategies.registry import criterion_for
+from ssfl.strategies.strategy import Strategy
 
 _BLOCK = 1 << 18  # values
+VALUE_BYTES = 4
 # A client is an outlier if its largest score is above this many times the median of the clients'
 # largest scores. Only a fault produces such a score.
 OUTLIER = 1e6
@@ -59,18 +64,97 @@ def outliers(
 def _check_count(values: Vector, count: int, client: ClientId) -> None:
     """Raise StateError if a verified file has become shorter."""
     if values.size != count:
-        raise StateError(
-            f"the accepted upload of {client} in the spool is shorter than it was: restore the "
-            "state directory from a backup, or use --fresh to begin again"
-        )
+        raise _shorter(client)
+
+
+def _shorter(client: ClientId) -> StateError:
+    return StateError(
+        f"the accepted upload of {client} in the spool is shorter than it was: restore the "
+        "state directory from a backup, or use --fresh to begin again"
+    )
 
 
 class AcceptedUploads(Protocol):
-    """The accepted uploads of a step: the spool, or the memory of a simulation."""
+    """The accepted uploads of a step: the spool, or the memory of a simulation.
+
+    The stored form of an update has its values, its further vectors, each on the same mask, and the
+    packed bits of that mask if it came with the update.
+    """
 
     def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
         """Return up to `count` values of an upload, from value number `start`."""
         ...
+
+    def tail(self, step: int, client: ClientId, digest: bytes, num_bytes: int) -> bytes:
+        """Return the last bytes of an upload."""
+        ...
+
+
+class StepUploads:
+    """The accepted uploads of a step, one by one."""
+
+    def __init__(
+        self, step: Step, model: ModelState, uploads: AcceptedUploads, strategy: Strategy
+    ) -> None:
+        self._step = step
+        self._model = model
+        self._uploads = uploads
+        self._strategy = strategy
+        self._vectors = strategy.parts(step.task, model.manifest).vectors
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """The clients whose uploads count, sorted."""
+        return self._step.closed or ()
+
+    def weight(self, client: ClientId) -> int:
+        return self._step.weights[client]
+
+    def mask(self, client: ClientId) -> Mask:
+        """Return the mask that the client's values lie on."""
+        return self.mask_of(client, self._step.uploads[client])
+
+    def received(self, client: ClientId) -> Mask:
+        """Return the mask that the client was sent."""
+        seen = self._strategy.client_state(client, self._step.work, self._model)
+        assert seen.mask is not None
+        return seen.mask
+
+    def mask_of(self, client: ClientId, upload: UploadAccepted) -> Mask:
+        """Return the mask of an upload that may have been accepted after this step was opened."""
+        if not upload.own_mask:
+            return self.received(client)
+        size = self._model.manifest.num_masked
+        digest = bytes.fromhex(upload.digest)
+        bits = self._uploads.tail(self._step.number, client, digest, packed_bytes(size))
+        mask = Mask(bits, size) if len(bits) == packed_bytes(size) else None
+        if mask is None or mask.digest.hex() != upload.own_mask:
+            raise _shorter(client)
+        return mask
+
+    def stored_size(self, client: ClientId) -> tuple[int, int]:
+        """Return how many values a stored upload has, and how many bytes."""
+        manifest = self._model.manifest
+        if self._step.work is Work.SCORE:
+            return manifest.num_masked, VALUE_BYTES * manifest.num_masked
+        parts = self._strategy.parts(self._step.task, manifest)
+        each = self.mask(client).num_kept + manifest.num_unmasked
+        count = each * (parts.values + len(parts.vectors))
+        has_bits = bool(self._step.uploads[client].own_mask)
+        return count, VALUE_BYTES * count + packed_bytes(manifest.num_masked) * has_bits
+
+    def numbers(self, client: ClientId) -> tuple[float, ...]:
+        return self._step.uploads[client].numbers
+
+    def read(self, client: ClientId, start: int, count: int, vector: str = "") -> Vector:
+        """Return up to `count` values from number `start`, of the update or a further vector."""
+        num_values = self.mask(client).num_kept + self._model.manifest.num_unmasked
+        skipped = num_values * (1 + self._vectors.index(vector)) if vector else 0
+        count = min(count, num_values - start)
+        digest = bytes.fromhex(self._step.uploads[client].digest)
+        values = self._uploads.read(self._step.number, client, digest, skipped + start, count)
+        _check_count(values, count, client)
+        return values
 
 
 class StepSum:
@@ -89,43 +173,45 @@ class StepSum:
         self._uploads = uploads
         self._strategy = strategy
         self._excludes = step.work is Work.SCORE and score_outliers == "exclude"
-        self._folded: set[ClientId] = set()
-        self._sum: ExactSum | None = None
-        # Total weight of the clients that hold each value.
-        self._holders: npt.NDArray[np.int64] | None = None
+        self._step = step
+        self._size = model.manifest.num_masked
         if step.work is Work.TRAIN:
             assert model.values is not None
-            self._size = model.values.size
-            self._sum = ExactSum(self._size, update_fraction_bits(step))
-            if step.reducer is Reducer.WEIGHTED_SUM_BY_HOLDER:
-                self._holders = np.zeros(self._size, dtype=np.int64)
-        else:
-            self._size = model.manifest.num_masked
+            self._parts = strategy.parts(step.task, model.manifest)
+            own_masks = self._parts.bits or strategy.has_own_masks
+            self._size = model.manifest.size if own_masks else model.values.size
+        self._sums: UpdateSums | None = self._begin(step)
 
-    def fold(self, client: ClientId, digest: str, weight: int) -> None:
+    def fold(self, upload: UploadAccepted, weight: int) -> None:
         """Add a client's verified update. Scores are added later, by `reduce`."""
-        if self._sum is not None:
-            self._add(self._sum, client, digest, weight)
+        if self._sums is not None:
+            self._add(self._sums, upload, weight)
 
     def finish(self, step: Step) -> "Finished":
         """Return the next model, from the uploads of `step.closed` that count."""
-        before, mean, excluded = self._model, self.reduce(step), self._outliers(step)
-        model = self._strategy.finish(step.work, before, mean, step.round_number)
-        if step.work is Work.TRAIN:
-            return Finished(model, {}, None)
-        report: dict[str, Any] = {"outliers": list(excluded)} if excluded else {}
-        if step.criterion == "saliency":  # only its masks are nested across sparsities
-            report["densities"] = density_rows(mean, before.manifest)
+        before, reduced, excluded = self._model, self.reduce(step), self._outliers(step)
+        done = StepDone(step.work, step.round_number, step.task)
+        uploads = StepUploads(step, before, self._uploads, self._strategy)
+        model = self._strategy.finish(done, before, reduced, uploads)
         assert model.mask is not None
+        report: dict[str, Any] = {}
+        if before.mask is not None and model.mask_epoch != before.mask_epoch:
+            report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
+        if step.work is Work.TRAIN and step.counts_as_round:
+            if self._strategy.moves_mask or self._parts.bits:
+                report["mask"] = movement(before.mask, model.mask, uploads)
+            return Finished(model, report, None)
+        if excluded:
+            report["outliers"] = list(excluded)
+        if step.work is Work.SCORE and criterion_for(step.criterion).is_nested:
+            report["densities"] = density_rows(reduced.values, before.manifest)
         report["layers"] = {
             name: {"kept": kept, "size": size}
             for name, (kept, size) in model.mask.kept_by_tensor(model.manifest).items()
         }
-        if before.mask is not None:
-            report["renewed"] = {"reason": step.reason, **compare(before.mask, model.mask)}
-        return Finished(model, report, mean)
+        return Finished(model, report, reduced.values if step.work is Work.SCORE else None)
 
-    def reduce(self, step: Step) -> Vector:
+    def reduce(self, step: Step) -> Reduced:
         """Return the mean of the uploads of `step.closed` that count, and free the sum.
 
         Outlier scores are excluded. Without uploads the mean is zeros; strategies that ask no
@@ -133,25 +219,25 @@ class StepSum:
         """
         assert step.closed is not None
         if not step.closed:
-            return np.zeros(self._size, dtype=np.float32)
+            return Reduced(np.zeros(self._size, dtype=np.float32))
         if step.work is Work.SCORE:
-            return self._mean_scores(step)
-        total = self._sum
-        if total is None or not self._folded <= set(step.closed):
-            # An upload was folded that does not count: start over.
-            self._folded.clear()
-            if self._holders is not None:
-                self._holders[:] = 0
-            total = ExactSum(self._size, update_fraction_bits(step))
-        for client in self._counting(step):
-            if client not in self._folded:
-                self._add(total, client, step.uploads[client].digest, step.weights[client])
-        self._sum = None  # free memory for the strategy
-        if self._holders is None:
-            return total.mean()
-        mean, values = total.mean(np.maximum(self._holders, 1)), self._model.values
-        assert values is not None
-        return np.where(self._holders > 0, mean, values)  # values that no client held do not change
+            return Reduced(self._mean_scores(step))
+        sums = self._sums
+        if sums is None or not sums.folded <= set(step.closed):
+            sums = self._begin(step)  # an upload was folded that does not count: start over
+            assert sums is not None
+        for client in step.closed:
+            if client not in sums.folded:
+                self._add(sums, step.uploads[client], step.weights[client])
+        self._sums = None  # free memory for the strategy
+        return sums.reduced()
+
+    def _begin(self, step: Step) -> "UpdateSums | None":
+        if step.work is not Work.TRAIN:
+            return None
+        num_masked = self._model.manifest.num_masked
+        bits = update_fraction_bits(step)
+        return UpdateSums(self._size, num_masked, bits, step.reducer, self._parts)
 
     def _mean_scores(self, step: Step) -> Vector:
         """Return the mean scores; the grid follows from the largest score that counts."""
@@ -161,7 +247,8 @@ class StepSum:
                 f"one client's largest score dwarfs those of the others: {effect}",
                 extra={"client": client, "largest": step.uploads[client].largest},
             )
-        counting = self._counting(step)
+        excluded = self._outliers(step)
+        counting = [client for client in step.closed or () if client not in excluded]
         largest = max(step.uploads[client].largest for client in counting)
         weights = step.weights
         weight = sum(weights[client] for client in counting)
@@ -183,29 +270,77 @@ class StepSum:
         """Return the clients whose scores do not count."""
         return outliers(step.uploads, step.closed or ()) if self._excludes else ()
 
-    def _counting(self, step: Step) -> list[ClientId]:
-        """Return the clients whose uploads count."""
-        excluded = self._outliers(step)
-        return [client for client in step.closed or () if client not in excluded]
+    def _add(self, sums: "UpdateSums", upload: UploadAccepted, weight: int) -> None:
+        client, digest = upload.client, bytes.fromhex(upload.digest)
+        uploads = StepUploads(self._step, self._model, self._uploads, self._strategy)
+        mask = uploads.mask_of(client, upload)
+        count = mask.num_kept + self._model.manifest.num_unmasked
+        if upload.own_mask:
+            sums.vote(mask, weight)
+        at = 0
+        for total in sums.totals:
+            if self._size == count and not upload.own_mask:
+                for start in range(0, count, _BLOCK):
+                    size = min(_BLOCK, count - start)
+                    values = self._uploads.read(self.number, client, digest, at + start, size)
+                    _check_count(values, size, client)
+                    total.fold_at(start, values, weight)
+            else:
+                values = self._uploads.read(self.number, client, digest, at, count)
+                _check_count(values, count, client)
+                total.fold_at(0, mask.scatter(values), weight)
+            at += count
+        sums.hold(mask, self._model.manifest.num_unmasked, weight)
+        sums.count(client, weight)
 
-    def _add(self, total: ExactSum, client: ClientId, digest: str, weight: int) -> None:
-        raw_digest = bytes.fromhex(digest)
-        seen = self._strategy.client_state(client, self.work, self._model)
-        if seen is self._model:
-            for start in range(0, self._size, _BLOCK):
-                values = self._uploads.read(self.number, client, raw_digest, start, _BLOCK)
-                _check_count(values, min(_BLOCK, self._size - start), client)
-                total.fold_at(start, values, weight)
-        else:
-            assert seen.mask is not None and seen.values is not None
-            values = self._uploads.read(self.number, client, raw_digest, 0, seen.values.size)
-            _check_count(values, seen.values.size, client)
-            total.fold_at(0, seen.mask.scatter(values), weight)
-            if self._holders is not None:
-                ones = np.ones(seen.values.size, dtype=np.float32)
-                self._holders += seen.mask.scatter(ones).astype(np.int64) * weight
-        total.total_weight += weight
-        self._folded.add(client)
+
+class UpdateSums:
+    """The exact sums of the parts of updates."""
+
+    def __init__(
+        self,
+        size: int,
+        num_masked: int,
+        fraction_bits: int,
+        reducer: Reducer,
+        parts: UploadParts,
+    ) -> None:
+        self.folded: set[ClientId] = set()
+        self._size = size
+        self._parts = parts
+        self._total_weight = 0
+        count = parts.values + len(parts.vectors) if reducer is not Reducer.NONE else 0
+        self.totals = [ExactSum(size, fraction_bits) for _ in range(count)]
+        # Total weight of the clients that hold each value.
+        by_holder = reducer is Reducer.WEIGHTED_SUM_BY_HOLDER
+        self._holders = np.zeros(size, dtype=np.int64) if by_holder else None
+        self._votes = np.zeros(num_masked, dtype=np.int64) if parts.bits else None
+
+    def vote(self, mask: Mask, weight: int) -> None:
+        """Count the bits of a mask that came with an update."""
+        assert self._votes is not None
+        self._votes += mask.bools() * np.int64(weight)
+
+    def hold(self, mask: Mask, num_unmasked: int, weight: int) -> None:
+        """Count the holder of the values that a mask keeps."""
+        if self._holders is not None:
+            held = np.concatenate([mask.bools(), np.ones(num_unmasked, dtype=np.bool_)])
+            self._holders += held * np.int64(weight)
+
+    def count(self, client: ClientId, weight: int) -> None:
+        """Record that all parts of a client's update were added."""
+        for total in self.totals:
+            total.total_weight += weight
+        self._total_weight += weight
+        self.folded.add(client)
+
+    def reduced(self) -> Reduced:
+        """Return the means and the votes."""
+        weights = None if self._holders is None else np.maximum(self._holders, 1)
+        means = [total.mean(weights) for total in self.totals]
+        values = means.pop(0) if means and self._parts.values else np.empty(0, dtype=np.float32)
+        vectors = dict(zip(self._parts.vectors, means, strict=False))
+        return Reduced(values, self._holders, self._votes, vectors, self._total_weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +358,29 @@ def step_reduced(step: int, model: ModelState, report: Mapping[str, Any]) -> Ste
     return StepReduced(
         step, model.mask_epoch, model.mask.digest.hex(), model.mask.num_kept,
         model.base_digest.hex(), report,
-        "" if model.scored is None else model.scored_digest.hex(),
+        "" if model.scored is None else model.scored_digest.hex(), extra_digest(model.extra),
+        model.stage,
     )  # fmt: skip
+
+
+def movement(before: Mask | None, after: Mask, uploads: StepUploads) -> dict[str, float]:
+    """Return density and change of the mask in a round, of the model and of the clients' masks.
+
+    A change is the share of bits that differ: from the mask before the round, or from the mask
+    that the client received. Those of the clients are means over the clients.
+    """
+    assert before is not None
+    sent = [(uploads.received(client), uploads.mask(client)) for client in uploads.clients]
+    return {
+        "density": after.num_kept / after.size,
+        "changed": _num_changed(before, after) / after.size,
+        "client_density": sum(mask.num_kept for _, mask in sent) / len(sent) / after.size,
+        "client_changed": sum(_num_changed(*pair) for pair in sent) / len(sent) / after.size,
+    }
+
+
+def _num_changed(before: Mask, after: Mask) -> int:
+    return Mask(masks.difference(before.bits, after.bits), after.size).num_kept
 
 
 def compare(before: Mask, after: Mask) -> dict[str, Any]:

@@ -1,36 +1,41 @@
 """The payloads of one model in every form a client may need, each encoded once.
 
 Mask: packed bits (zstd), sorted bits with or without the initial weights, or the difference to the
-previous mask. Values: plain, the coded change of a lossy run, or coded against the previous values,
-the values at the start of training under this mask, the initial weights that the mask keeps (a
-client can build either itself), or nothing. A form is encoded on a worker thread when the first
-client needs it. Every client that needs it is sent the same buffer.
+previous mask; on a link without coding, plain bits if the strategy moves masks. Values: plain, in
+the code of a lossy run (the change, or the values themselves), or coded losslessly against the
+previous values, the values at the start of training under this mask, the initial weights that the
+mask keeps (a client can build either itself), or nothing. A form is encoded on a worker thread when
+the first client needs it. Every client that needs it is sent the same buffer.
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ssfl.codec import blocks, masks, reference, sorted_bits, values_only
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, Vector, values_digest, vector_of
 from ssfl.method.settings import RunSettings
+from ssfl.server.accounting.ledger import MASK
 from ssfl.server.errors import InvalidRequest
 from ssfl.server.uploads.encoding_choice import LOSSY, Reader
+from ssfl.strategies.registry import strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
 
 class Form(StrEnum):
-    """A payload that a client may need; the last two are only computed, not sent."""
+    """A payload that a client may need; FIRST and WHOLE are only computed, not sent."""
 
     INITIAL = "initial"
     MASK = "mask"
+    MASK_PLAIN = "mask plain"
     MASK_SORTED = "mask sorted"
     MASK_SORTED_BY_WEIGHT = "mask sorted by weight"
     MASK_DIFFERENCE = "mask difference"
     VALUES = "values"
-    VALUES_CHANGE = "values as a change"
+    VALUES_LOSSY = "values in the lossy code"
     VALUES_TO_PREVIOUS = "values to previous"
     VALUES_TO_FIRST = "values to first"
     VALUES_TO_INITIAL = "values to initial"
@@ -38,6 +43,7 @@ class Form(StrEnum):
     RESTING = "resting"  # resting values of pruned weights
     FIRST = "first base"  # values at the start of training under this mask; the client builds them
     WHOLE = "whole"  # digest of the model to score
+    VECTORS = "vectors"  # further vectors of the strategy
 
 
 class NotBuilt(Exception):
@@ -66,27 +72,39 @@ class Broadcast:
         settings: RunSettings,
         before: "Broadcast | None" = None,
         *,
-        is_personal: bool = False,
+        is_from_seed: bool = False,
+        vectors: Mapping[str, Vector] | None = None,
     ) -> None:
+        """`vectors` are sent with the model to train."""
         self.model = model
-        self.is_personal = is_personal  # the mask is personal: its client builds it
+        self.is_from_seed = is_from_seed  # the mask is the client's own, which builds it
+        self._vectors = vectors or {}
         self._settings = settings
+        self._is_moving = strategy_for(settings).moves_mask
         self._before = before.model if before else None
         self._mask_before: Mask | None = None  # the previous mask, which clients may still hold
         self._parts: dict[Form, Part] = {}
+        self._vector_parts: dict[str, Part] = {}
+        self._moved: Vector | None = None  # the previous values on this mask, if it was moved
         self._serialized: dict[tuple[bytes, ...], dict[int, bytes]] = {}
         # The values at the start of training under this mask, and their digest.
         self._first: tuple[Vector, bytes] | None = None
         self._whole_digest = model.initial_digest if model.mask is None else b""
         if before and _mask_digest(before.model) == _mask_digest(model):
             self._mask_before = before._mask_before
-            self._parts = {
-                form: part for form, part in before._parts.items() if part.phase == "mask"
-            }
+            self._parts = {form: part for form, part in before._parts.items() if part.phase == MASK}
             if before.model.scored_digest == model.scored_digest:
                 self._first = before._first  # not after a refresh that chose the same mask
         elif before:
             self._mask_before = before.model.mask
+
+    def models(self) -> list[ModelState]:
+        """Return this model, after the earlier ones that clients may hold, oldest first."""
+        earlier = [self._before] if self._before else []
+        if self._mask_before is not None:
+            other = replace(self.model, mask=self._mask_before, values=None, change=None)
+            earlier.insert(0, other)
+        return [*earlier, self.model]
 
     def serialized(self, parts: tuple[Part, ...]) -> dict[int, bytes]:
         """Return the cache of the serialized chunks of these parts, by offset."""
@@ -96,6 +114,8 @@ class Broadcast:
         """Return True if a form has been encoded."""
         if form is Form.FIRST:
             return self._first is not None
+        if form is Form.VECTORS:
+            return bool(self._vector_parts)
         return self._whole_digest != b"" if form is Form.WHOLE else form in self._parts
 
     def part(self, form: Form) -> Part:
@@ -124,8 +144,10 @@ class Broadcast:
         """Return the mask in the smallest form the client can read; None if it has the mask."""
         mask = self.model.mask
         assert mask is not None
-        if mask.num_kept == mask.size or request.mask_digest == mask.digest or self.is_personal:
+        if mask.num_kept == mask.size or request.mask_digest == mask.digest or self.is_from_seed:
             return None
+        if self._is_moving and not reader.coded:
+            return self.part(Form.MASK_PLAIN)
         forms = [Form.MASK]
         if reader.reads(transfer_pb2.ENCODING_BITMASK_SORTED):
             holds_weights = request.initial_digest == self.model.initial_digest
@@ -148,9 +170,10 @@ class Broadcast:
                 raise NotBuilt(Form.FIRST)
             if self._first[1] == model.base_digest:
                 return None
-        holds_previous = self._values_before(request.base_digest) is not None
-        if model.change and holds_previous and reader.reads(LOSSY[self._settings.value_type]):
-            return self.part(Form.VALUES_CHANGE)
+        holds_previous = self._values_before(request) is not None
+        is_readable = holds_previous or self._settings.downloads == "values"
+        if model.change and is_readable and reader.reads(LOSSY[self._settings.value_type]):
+            return self.part(Form.VALUES_LOSSY)
         if not (reader.coded and reader.knows_references):
             return self.part(Form.VALUES)
         if holds_previous:
@@ -162,12 +185,23 @@ class Broadcast:
             forms.append(Form.VALUES_TO_INITIAL)
         return self._smallest(forms)
 
+    def vector_parts(self) -> dict[str, Part]:
+        """Return the further vectors by name; raise NotBuilt if they must be encoded first."""
+        if self._vectors and not self._vector_parts:
+            raise NotBuilt(Form.VECTORS)
+        return self._vector_parts
+
     def build(self, form: Form) -> None:
         """Encode a form. Slow: runs on a worker thread."""
         if form is Form.FIRST:
             self._make_first()
         elif form is Form.WHOLE:
             self._whole_digest = self.model.whole_digest
+        elif form is Form.VECTORS:
+            self._vector_parts = {
+                name: _part("values", transfer_pb2.ENCODING_VALUES_ONLY, values_only.encode(vector))
+                for name, vector in self._vectors.items()
+            }
         else:
             self._parts[form] = self._encoded(form)
         self.model.release()
@@ -175,12 +209,24 @@ class Broadcast:
     def _smallest(self, forms: list[Form]) -> Part:
         return min((self.part(form) for form in forms), key=lambda part: len(part.data))
 
-    def _values_before(self, digest: bytes) -> Vector | None:
-        """Return the previous model's values if they have this digest and the same mask."""
-        before = self._before
-        if before is None or before.values is None or before.base_digest != digest:
+    def _values_before(self, request: pb.NextTaskRequest) -> Vector | None:
+        """Return the previous model's values on this mask, if the client holds that model.
+
+        After a move of the mask, weights that the previous mask did not keep are zero.
+        """
+        before, mask = self._before, self.model.mask
+        if before is None or before.values is None or before.base_digest != request.base_digest:
             return None
-        return before.values if _mask_digest(before) == _mask_digest(self.model) else None
+        assert mask is not None and before.mask is not None
+        if before.mask == mask:
+            return before.values
+        if self.model.scored_digest != before.scored_digest:
+            return None  # a refresh: clients build the first values of its mask
+        if request.mask_digest != before.mask.digest:
+            return None
+        if self._moved is None:
+            self._moved = mask.gather(before.mask.scatter(before.values))
+        return self._moved
 
     def _make_first(self) -> tuple[Vector, bytes]:
         if self._first is None:
@@ -203,6 +249,8 @@ class Broadcast:
         match form:
             case Form.MASK:
                 return _packed(model.mask.bits, b"")
+            case Form.MASK_PLAIN:
+                return _part(MASK, transfer_pb2.ENCODING_BITMASK, memoryview(model.mask.bits))
             case Form.MASK_SORTED:
                 return self._sorted(model.mask.bits)
             case Form.MASK_SORTED_BY_WEIGHT:
@@ -218,13 +266,17 @@ class Broadcast:
                 assert model.values is not None
                 data = values_only.encode(model.values)
                 return _part("values", transfer_pb2.ENCODING_VALUES_ONLY, data)
-            case Form.VALUES_CHANGE:
-                assert model.change is not None and before is not None
+            case Form.VALUES_LOSSY:
+                assert model.change is not None
                 encoding = LOSSY[self._settings.value_type]
+                if self._settings.downloads == "values":
+                    return _part("values", encoding, model.change)
+                assert before is not None
                 return _part("values", encoding, model.change, before.base_digest)
             case Form.VALUES_TO_PREVIOUS:
-                assert before is not None
-                return self._coded_values(before.values, before.base_digest)
+                assert before is not None and before.values is not None
+                against = before.values if self._moved is None else self._moved
+                return self._coded_values(against, before.base_digest)
             case Form.VALUES_TO_FIRST:
                 return self._coded_values(*self._make_first())
             case Form.VALUES_TO_INITIAL:
@@ -238,7 +290,7 @@ class Broadcast:
         self, bits: bytes, weights: Vector | None = None, reference_digest: bytes = b""
     ) -> Part:
         data = sorted_bits.encode(bits, self.model.manifest.masked_shapes, weights)
-        return _part("mask", transfer_pb2.ENCODING_BITMASK_SORTED, data, reference_digest)
+        return _part(MASK, transfer_pb2.ENCODING_BITMASK_SORTED, data, reference_digest)
 
     def _coded_values(self, against: Vector | None, digest: bytes) -> Part:
         assert self.model.values is not None
@@ -253,7 +305,7 @@ def _mask_digest(model: ModelState) -> bytes:
 def _packed(bits: bytes, reference_digest: bytes) -> Part:
     frame = masks.compress(bits)
     packed = transfer_pb2.ENCODING_BITMASK_ZSTD if frame else transfer_pb2.ENCODING_BITMASK
-    return _part("mask", packed, memoryview(frame or bits), reference_digest)
+    return _part(MASK, packed, memoryview(frame or bits), reference_digest)
 
 
 def _part(

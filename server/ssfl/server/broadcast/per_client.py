@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.broadcast.payloads import Broadcast
 from ssfl.server.uploads.client_models import ClientModels
+from ssfl.strategies.contract import ClientId, Work
 
 
 class Broadcasts:
@@ -19,7 +19,7 @@ class Broadcasts:
         earlier: Callable[[], Iterable[ModelState]] = tuple,
         models: ClientModels | None = None,
     ) -> None:
-        """`earlier` returns the models before the first requested one, oldest first."""
+        """`earlier` returns the models that clients may hold at the start, oldest first."""
         self._settings = settings
         self._earlier = earlier
         self._models = models or ClientModels(settings)
@@ -32,10 +32,16 @@ class Broadcasts:
         """Return the broadcast of the whole model."""
         if self._shared is None:  # after a restart: downloads of the earlier process resume
             for before in self._earlier():
-                self._shared = Broadcast(before, self._settings, self._shared)
+                if before is not model:
+                    self._shared = Broadcast(before, self._settings, self._shared)
         if self._shared is None or self._shared.model is not model:
-            self._shared = Broadcast(model, self._settings, self._shared)
+            vectors = self._models.strategy.vectors(model)
+            self._shared = Broadcast(model, self._settings, self._shared, vectors=vectors)
         return self._shared
+
+    def sent(self) -> list[ModelState]:
+        """Return the newest shared model, after the earlier ones that clients may hold."""
+        return self._shared.models() if self._shared else list(self._earlier())
 
     def broadcast_for(self, client: ClientId, work: Work, model: ModelState) -> Broadcast:
         """Return the broadcast for a client's task. Slow for a new personal mask."""
@@ -45,6 +51,10 @@ class Broadcasts:
                 return self.shared(model)
             broadcast = self._own.get(client)
             if broadcast is None or broadcast.model is not seen:
-                broadcast = Broadcast(seen, self._settings, is_personal=True)
+                strategy = self._models.strategy
+                broadcast = Broadcast(
+                    seen, self._settings, is_from_seed=strategy.has_seeded_masks,
+                    vectors=strategy.vectors(seen),
+                )  # fmt: skip
                 self._own[client] = broadcast
             return broadcast

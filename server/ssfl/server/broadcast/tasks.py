@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.image_settings import NONE
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Work
+from ssfl.server.accounting.ledger import MASK, ROUND_MASKS
 from ssfl.server.aggregate.step_sum import update_fraction_bits
 from ssfl.server.broadcast.payloads import Broadcast, Form, Part
 from ssfl.server.run.state import RunState, Step, initializer
 from ssfl.server.uploads.encoding_choice import Reader
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import IMAGES, strategy_for
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, settings_pb2, transfer_pb2
 
@@ -25,7 +27,11 @@ CHUNK_BYTES = 1 << 16  # gRPC holds one copy per client that is being sent a chu
 
 def settings_to_message(settings: RunSettings) -> settings_pb2.RunSettings:
     """Return the run settings as they are sent in Join, with the same field names."""
-    return settings_pb2.RunSettings(**asdict(settings))
+    values = asdict(settings)
+    for name in IMAGES:  # absent unless it is set, as in runs of earlier versions
+        if values[name] == NONE:
+            del values[name]
+    return settings_pb2.RunSettings(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Ready:
     task: pb.Task
     parts: tuple[Part, ...]
     phase: str  # ledger phase of the header
+    mask_phase: str = MASK
     serialized: dict[int, bytes] = field(default_factory=dict)  # by offset, shared by all clients
 
     def messages(self, offset: int) -> Iterator[tuple[Part, int, bytes]]:
@@ -58,7 +65,9 @@ class Ready:
 
     def phase_of(self, part: Part) -> str:
         """Return the ledger phase of the bytes of a part."""
-        return part.phase if part.phase == "mask" or self.phase == "initial" else self.phase
+        if part.phase == MASK:
+            return self.mask_phase
+        return part.phase if self.phase == "initial" else self.phase
 
 
 def _chunk(offset: int, data: bytes) -> bytes:
@@ -76,7 +85,7 @@ def task_for(
 ) -> Ready | None:
     """Return the client's task, or None if it must wait. Raise NotBuilt for a missing payload."""
     if state.finished:
-        return _finish(state, broadcast, request, reader)
+        return _finish(state, broadcast, client, request, reader)
     if not state.manifest_digest:
         chosen = initializer(state)
         if chosen is None or chosen.client != client:
@@ -90,7 +99,8 @@ def task_for(
     match step.work:
         case Work.SCORE:
             score, parts = _score(state, step, broadcast, request, reader)
-            return _ready(pb.Task(step=step.number, score=score), parts, "initial", broadcast)
+            task = pb.Task(step=step.number, score=score)
+            return _ready(_with_counted(task, state, client), parts, "initial", broadcast, state)
         case Work.TRAIN:
             train = pb.TrainTask(
                 round_number=step.round_number,
@@ -99,17 +109,31 @@ def task_for(
                 fraction_bits=update_fraction_bits(step),
                 value_bound=VALUE_BOUND,
                 update_encoding=reader.update_encoding(state.settings),
+                task=step.task,
             )
             parts = _set_model(train, broadcast, request, reader)
-            return _ready(pb.Task(step=step.number, train=train), parts, "values", broadcast)
+            for name, part in broadcast.vector_parts().items():
+                train.vectors.append(transfer_pb2.NamedVector(name=name, values=part.payload))
+                parts += (part,)
+            task = pb.Task(step=step.number, train=train)
+            return _ready(_with_counted(task, state, client), parts, "values", broadcast, state)
         case Work.EVALUATE:
             test = pb.EvaluateTask(rounds_done=state.rounds_done)
             parts = _set_model(test, broadcast, request, reader)
-            return _ready(pb.Task(step=step.number, evaluate=test), parts, "evaluation", broadcast)
+            task = pb.Task(step=step.number, evaluate=test)
+            return _ready(_with_counted(task, state, client), parts, "evaluation", broadcast, state)
         case Work.PERSONALIZE:
             own = pb.PersonalizeTask(rounds_done=state.rounds_done)
             parts = _set_model(own, broadcast, request, reader)
-            return _ready(pb.Task(step=step.number, personalize=own), parts, "values", broadcast)
+            task = pb.Task(step=step.number, personalize=own)
+            return _ready(_with_counted(task, state, client), parts, "values", broadcast, state)
+
+
+def _with_counted(task: pb.Task, state: RunState, client: ClientId) -> pb.Task:
+    """Add the client's newest step that counted, if clients keep something between steps."""
+    if strategy_for(state.settings).has_client_memory:
+        task.counted_step = state.counted.get(client, (0, ""))[0]
+    return task
 
 
 def _score(
@@ -149,13 +173,18 @@ def _score(
 
 
 def _finish(
-    state: RunState, broadcast: Broadcast | None, request: pb.NextTaskRequest, reader: Reader
+    state: RunState,
+    broadcast: Broadcast | None,
+    client: ClientId,
+    request: pb.NextTaskRequest,
+    reader: Reader,
 ) -> Ready | None:
     work = pb.FinishTask(rounds_done=state.rounds_done, stopped=state.stopped)
     if broadcast is None or broadcast.model.values is None:
         return _ready(pb.Task(finish=work), (), "control")
     parts = _set_model(work, broadcast, request, reader)
-    return _ready(pb.Task(step=state.last_step + 1, finish=work), parts, "values", broadcast)
+    task = _with_counted(pb.Task(step=state.last_step + 1, finish=work), state, client)
+    return _ready(task, parts, "values", broadcast, state)
 
 
 def _set_model(
@@ -174,7 +203,7 @@ def _set_model(
             mask_epoch=model.mask_epoch,
             num_kept=model.mask.num_kept,
             all_kept=model.mask.num_kept == model.mask.size,
-            from_seed=broadcast.is_personal,
+            from_seed=broadcast.is_from_seed,
             mask=mask.payload if mask else None,
         )
     )
@@ -185,11 +214,28 @@ def _set_model(
 
 
 def _ready(
-    task: pb.Task, parts: tuple[Part, ...], phase: str, broadcast: Broadcast | None = None
+    task: pb.Task,
+    parts: tuple[Part, ...],
+    phase: str,
+    broadcast: Broadcast | None = None,
+    state: RunState | None = None,
 ) -> Ready:
     named = pb.Task()
     named.CopyFrom(task)
     if task.HasField("train"):
         named.train.ClearField("upload_granted")  # may change while it is being sent
     task.task_digest = hashlib.sha256(named.SerializeToString(deterministic=True)).digest()[:16]
-    return Ready(task, parts, phase, broadcast.serialized(parts) if broadcast else {})
+    if broadcast is None or state is None:
+        return Ready(task, parts, phase)
+    mask_phase = MASK
+    if _is_moved(state, broadcast):
+        mask_phase = phase if phase == "evaluation" else ROUND_MASKS
+    return Ready(task, parts, phase, mask_phase, broadcast.serialized(parts))
+
+
+def _is_moved(state: RunState, broadcast: Broadcast) -> bool:
+    """Return True if a round of a strategy has moved the mask, for all clients or for this one."""
+    if not strategy_for(state.settings).moves_mask:
+        return False
+    mask = broadcast.model.mask
+    return state.masked_round > 0 or (mask is not None and mask.digest.hex() != state.mask_digest)

@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.monitor.series import SECONDS, SYNC_SECONDS, Histogram
 from ssfl.server.accounting.dense_equivalent import (
     BYTES_PER_VALUE,
     COMPARED,
     ModelHolders,
-    has_own_masks,
 )
 from ssfl.server.accounting.ledger import COUNTS, Direction, Ledger
 from ssfl.server.history.timing import PHASES
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.state import RunState, Step
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import strategy_for
 
 Key = tuple[str, str, str]  # phase, direction, encoding
 
@@ -51,7 +51,8 @@ class ProcessCounters:
     # Bytes sent since the start as a share of the dense equivalent, at the newest committed round.
     ratios: Mapping[Direction, float] = field(default_factory=dict)
     _known: set[ClientId] = field(default_factory=set)  # joined clients, earlier processes included
-    _before: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)  # by earlier processes
+    # The ledger's rows as earlier processes left them.
+    _before: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
     _holders: ModelHolders = field(default_factory=ModelHolders)
 
     def begin(self, state: RunState, ledger: Ledger) -> None:
@@ -60,7 +61,7 @@ class ProcessCounters:
         self._known = set(state.members)
         self._before = {_key(row): row for row in ledger.rows()}
         settings = state.settings
-        own_masks = has_own_masks(settings.strategy, settings.criterion)
+        own_masks = strategy_for(settings).has_own_masks
         self._holders = ModelHolders(is_first=state.rounds_done == 0, own_masks=own_masks)
 
     def take(self, fact: Fact, before: RunState, ledger: Ledger, num_values: int) -> None:
@@ -103,7 +104,7 @@ class ProcessCounters:
         self.reported[work.value] += 1
         if work is Work.TRAIN:
             self.dense_bytes[Direction.UP] += BYTES_PER_VALUE * num_values
-        if "upload_s" in fact.report:  # tests have none and must not hide the round before them
+        if "upload_s" in fact.report:  # a test has none; the round's report stays
             self.results[fact.client] = fact.report
 
     def _committed(

@@ -43,7 +43,7 @@ def density_table(
     notes = ["* this run. Per round: one client's update, as plain values; its base is as large."]
     if slowest:
         more = f" ({len(speeds) - len(slowest)} faster ones not shown)" * (len(speeds) > SHOWN)
-        notes.append(f"Times: one way, at the speed at which the client's scores came{more}.")
+        notes.append(f"Times: one way, at the speed of the client's upload of scores{more}.")
     return "\n".join([text, *notes])
 
 

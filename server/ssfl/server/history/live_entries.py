@@ -54,16 +54,16 @@ class Following:
     """The position of one reader in the history of a running run."""
 
     def __init__(
-        self, journal: LogReader, fresh: LiveEntries, published_journal_bytes: Callable[[], int]
+        self, journal: LogReader, live: LiveEntries, published_journal_bytes: Callable[[], int]
     ) -> None:
         """`published_journal_bytes` returns the length of the journal that may be read."""
-        self._live = fresh
+        self._live = live
         self._follower = Follower(journal)
         self._published_bytes = published_journal_bytes
         self._is_live = False  # the journal was read to its end
         self._step = -1  # of the newest entry
-        # Lengths of the journal with the newest entry and with the one before; None: not known.
-        # The newest entry lies between the two, so the next step begins at or after the second.
+        # Lengths of the journal after the newest entry and after the one before; None: not known.
+        # The newest entry lies between the two, so reading from the second misses no later step.
         self._lengths: tuple[int | None, int | None] = (None, None)
 
     @property

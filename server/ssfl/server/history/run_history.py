@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.quality import accuracies
+from ssfl.strategies.contract import ClientId, Work
 
 Entry = dict[str, Any]
 
@@ -97,6 +97,8 @@ class Newest:
             "clients": clients,
         }
         match started.work:
+            case Work.TRAIN if not self.is_round:
+                self.newest_mask = self._mask_entry(fact)
             case Work.SCORE:
                 excluded = fact.report.get("outliers", [])  # clients whose scores did not count
                 voters = [row for row in clients if row["client"] not in excluded]
@@ -107,19 +109,7 @@ class Newest:
                 ]
                 self.not_voted = sorted([*self.missing, *excluded])
                 self.densities = list(fact.report.get("densities", []))
-                self.newest_mask = {
-                    "step": fact.step,
-                    "epoch": fact.mask_epoch,
-                    "rounds_done": started.round_number,
-                    "reason": started.reason,
-                    "criterion": started.criterion,
-                    "num_batches": started.num_batches,
-                    "num_kept": fact.num_kept,
-                    "digest": fact.mask_digest,
-                    "layers": fact.report.get("layers", {}),
-                    "renewed": fact.report.get("renewed"),
-                    "votes": {row["client"]: row["share"] for row in self.votes},
-                }
+                self.newest_mask = self._mask_entry(fact)
             case Work.TRAIN:
                 losses = [row["training_loss"] for row in clients]
                 errors = [row.get("coding_error", 0.0) for row in clients]
@@ -132,6 +122,8 @@ class Newest:
                     "personal": accuracies(row["personal"] for row in clients)["mean"],
                     **entry,
                 }
+                if "mask" in fact.report:  # of a strategy that moves masks
+                    self.newest_round["mask"] = fact.report["mask"]
                 if seconds is not None:
                     self.num_timed += 1
                     self.round_times = (*self.round_times, seconds)[-PACE_STEPS:]
@@ -148,6 +140,29 @@ class Newest:
             case Work.PERSONALIZE:
                 self.personal = clients
 
+    def _mask_entry(self, fact: facts.StepCommitted) -> Entry:
+        """Return the entry of a mask that was agreed; in a step of a strategy, without votes."""
+        started = self.started
+        assert started is not None
+        return {
+            "step": fact.step,
+            "epoch": fact.mask_epoch,
+            "rounds_done": started.round_number,
+            "reason": started.reason or started.task,
+            "criterion": started.criterion,
+            "num_batches": started.num_batches,
+            "num_kept": fact.num_kept,
+            "digest": fact.mask_digest,
+            "layers": fact.report.get("layers", {}),
+            "renewed": fact.report.get("renewed"),
+            "votes": {row["client"]: row["share"] for row in self.votes},
+        }
+
+    @property
+    def is_round(self) -> bool:
+        """True unless the newest training step is none of the rounds, such as a warm-up."""
+        return self.started is None or self.started.counts_as_round
+
     @property
     def ledger(self) -> list[dict[str, Any]]:
         """Total bytes, as last journalled."""
@@ -159,6 +174,8 @@ class Newest:
         assert self.started is not None
         match self.last_work:
             case Work.SCORE:
+                return HistoryEntry(self.started.step, "masks", self.newest_mask)
+            case Work.TRAIN if not self.is_round:
                 return HistoryEntry(self.started.step, "masks", self.newest_mask)
             case Work.TRAIN:
                 return HistoryEntry(self.started.step, "rounds", self.newest_round)
@@ -187,7 +204,7 @@ class Newest:
         return median(rounds) + (share * median(tests) if tests else 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary; the single steps are in `History`."""
+        """Return the summary; `History` adds the lists of entries."""
         personal = {
             "global": accuracies(row["evaluation"] for row in self.personal),
             "personal": accuracies(row["personal"] for row in self.personal),

@@ -8,12 +8,12 @@ from typing import Any
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.history.density_table import density_table, layer_table, link_speeds
 from ssfl.server.history.run_history import Newest, personal_rows
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.state import Member, RunState, weight_of
+from ssfl.strategies.contract import ClientId, Work
 
 log = logging.getLogger("ssfl.run")
 
@@ -62,7 +62,7 @@ def log_fact(fact: Fact, state: RunState, history: Newest) -> None:
 
 
 def _log_fingerprints(state: RunState) -> None:
-    """Log groups of clients whose machines give different bits for the same training."""
+    """Log groups of clients on whose machines the same training gives different bits."""
     groups: dict[str, list[str]] = {}
     for client in state.founders:
         groups.setdefault(state.members[client].fingerprint, []).append(client)
@@ -72,8 +72,8 @@ def _log_fingerprints(state: RunState) -> None:
             for fingerprint, clients in groups.items()
         }
         _info(
-            "clients differ in what decides the bits of training: the same seed gives the same "
-            "model only if each computes on the same kind of machine again",
+            "clients differ in library versions, CPU kernels or threads: the same seed gives the "
+            "same model only if each client trains on the same kind of machine again",
             fingerprints=names,
         )
 
@@ -133,7 +133,9 @@ def _log_clipped(entry: dict[str, Any], limit: float) -> None:
 
 
 def _committed(state: RunState, history: Newest) -> None:
-    if history.last_work is Work.TRAIN:
+    if history.last_work is Work.TRAIN and not history.is_round:
+        _info("mask chosen in a step of the strategy", kept=history.newest_mask["num_kept"])
+    elif history.last_work is Work.TRAIN:
         newest = history.newest_round
         _info(
             "round committed",
@@ -142,6 +144,7 @@ def _committed(state: RunState, history: Newest) -> None:
             **_tested("base_accuracy", newest),
             training_loss=f"{newest['training_loss']:.4f}",
             model=state.base_digest[:12],
+            **{name: f"{share:.4f}" for name, share in newest.get("mask", {}).items()},
             **({"coding_error": f"{newest['coding_error']:.3g}"} if newest["coding_error"] else {}),
         )
         _warn_of_coding(newest, state.settings.value_type)

@@ -1,4 +1,4 @@
-"""Phases of a step's duration, along the client whose result arrived last.
+"""The phases of a step, measured on the client whose result arrived last.
 
     broadcast    sending this client its task
     training     its computation, as it reports
@@ -74,7 +74,7 @@ class StepTimes:
 
 
 def sending_s(report: Mapping[str, Any]) -> float:
-    """Return how long sending a task to its client took, by the report about the result."""
+    """Return how long it took to send a client its task; `report` is that of its result."""
     return max(0.0, _seconds(report, "sent_s") - _seconds(report, "asked_s"))
 
 

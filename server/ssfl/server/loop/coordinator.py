@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.kernel_bytes import Connections
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import LedgerFile
@@ -23,6 +22,7 @@ from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import ClientId
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,15 +110,16 @@ class FactWriter:
         """Return the facts, with times added to those that commit a step; count them all."""
         timed = list[facts.Fact]()
         for fact in new_facts:
-            now = fact
+            complete = fact
             match fact:
                 case facts.StepStarted():
                     self.times.begin(fact.step)
                 case facts.StepClosed():
                     self.times.close()
                 case facts.StepCommitted() if state.step:
-                    now = replace(fact, report={**self.times.report(state.step), **fact.report})
-            self._counters.take(now, state, self._ledger, num_values)
+                    report = {**self.times.report(state.step), **fact.report}
+                    complete = replace(fact, report=report)
+            self._counters.take(complete, state, self._ledger, num_values)
             state = apply(state, fact)
-            timed.append(now)
+            timed.append(complete)
         return timed

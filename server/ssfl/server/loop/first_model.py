@@ -12,18 +12,19 @@ import numpy as np
 
 from ssfl.method.errors import DensityError, ModelFileError
 from ssfl.method.exact_sum import VALUE_BOUND
+from ssfl.method.image_settings import AUTO, STATISTICS
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest, Role
 from ssfl.method.model_state import ModelState, Vector, values_digest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.program.model_io.stored_model import apply_recorded, network_of, read_initial
 from ssfl.server.errors import ModelUnusable, StateError
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run import events
 from ssfl.server.storage.model_store import Store
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import strategy_for
 
 
 def begin_model(settings: RunSettings, manifest: Manifest, initial: Vector) -> ModelState:
@@ -46,6 +47,7 @@ def initialized(author: ClientId, model: ModelState) -> events.Initialized:
     return events.Initialized(
         author, model.manifest.digest.hex(), model.initial_digest.hex(), model.mask_epoch,
         mask.digest.hex() if mask else "", mask.num_kept if mask else 0, model.base_digest.hex(),
+        model.stage,
     )  # fmt: skip
 
 
@@ -97,17 +99,18 @@ async def begin_with(first: FirstModel, run: RunLoop, store: Store) -> None:
     ):  # fmt: skip
         raise StateError(
             f"the state directory holds run {state.run_id}, which began with another model than "
-            f"{first.path}: give --init that one to resume it, or use --fresh to begin a new run"
+            f"{first.path}: to resume, give that model with --init; to begin a new run, use --fresh"
         )
 
 
 def _settings_of(path: Path, manifest: Manifest, settings: RunSettings) -> RunSettings:
-    """Return the settings with the network of the manifest; refuse others that were chosen."""
+    """Return the settings with the manifest's network; raise if another was chosen."""
     built = network_of(manifest)
     changed, usual = apply_recorded(settings, built, path), RunSettings()
     for name, value in built.items():
         chosen = getattr(settings, name)
-        if chosen not in (value, getattr(usual, name)):
+        chosen = STATISTICS.get(chosen, chosen)  # a file has numbers, not the name of a data set
+        if chosen not in (value, getattr(usual, name), AUTO):
             raise ModelFileError(f"{path}: the file is for --{name} {value}, this run has {chosen}")
     return changed
 

@@ -11,11 +11,13 @@ from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, values_digest
+from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.errors import InvalidRequest, JoinAgain, ManifestMismatch
 from ssfl.server.loop.first_model import begin_model, initialized
 from ssfl.server.loop.limits import Limits
 from ssfl.server.loop.run_loop import RunLoop
 from ssfl.server.run.events import Reply
+from ssfl.server.run.quorum import is_away
 from ssfl.server.run.state import Member, initializer
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
@@ -59,11 +61,16 @@ class ModelDescriptions:
         return receipt_of(Reply.ALREADY_ACCEPTED) if known else None
 
     def check_asked(self, member: Member) -> None:
-        """Raise JoinAgain unless this client is asked, with the model that it joined with last."""
-        asked = initializer(self.run.state)
-        if asked is None or asked.client != member.client:
+        """Raise JoinAgain unless this client was asked, with the model that it joined with last.
+
+        A client that was passed over may still answer.
+        """
+        state = self.run.state
+        asked, now = initializer(state), state.members[member.client]
+        is_late = member.client in state.passed_over and not is_away(state, member.client)
+        if not is_late and (asked is None or asked.client != member.client):
             raise JoinAgain("another client was asked to describe the model: join again")
-        if asked.manifest_digest != member.manifest_digest:
+        if now.manifest_digest != member.manifest_digest:
             raise JoinAgain(f"{member.client} has since joined with another model: join again")
 
     async def reply(
@@ -123,6 +130,8 @@ class InitialUpload:
         self.client = member.client
         self._member = member
         self.payload = header.initial
+        word = encoding_word(header.initial.encoding)
+        self.sections = ((self.phase, word, header.initial.num_bytes),)
         self.follows_from_seed = manifest.rebuildable  # if True, no payload is sent
         self._descriptions = descriptions
         self._manifest = manifest
@@ -196,8 +205,8 @@ class InitialUpload:
             initial = initial_vector(self._manifest, settings.seed, check)
         if values_digest(initial) != self._header.initial_digest:
             raise ManifestMismatch(
-                "the initial weights do not have the digest that the client sent: if they follow "
-                "from the seed, its task must send them instead (rule 'sent')"
+                "the initial weights do not have the digest that the client sent: if it made them "
+                "from the seed, it must send them instead (OWN_WEIGHTS = True in its task)"
             )
         check()
         model = begin_model(settings, self._manifest, initial)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ssfl.method.manifest import Manifest
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.exits import usage_error
 from ssfl.server.errors import ModelUnusable, RunFull, TooManyJoins
 from ssfl.server.run.state import RunState
+from ssfl.strategies.contract import ClientId
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import TooManyCalls
+from ssfl.strategies.contract import ClientId
 
 PROGRESS_EVERY_S = 10.0
 LOST_AFTER_S = 3 * PROGRESS_EVERY_S
@@ -18,6 +18,7 @@ class Presence:
 
     last_seen_s: float
     open_calls: int = 0
+    descriptions: int = 0  # open calls in which it describes the model
     steps_done: int = 0
     steps_all: int = 0
     asked_step: int = 0  # the newest step whose task was sent to it
@@ -37,13 +38,13 @@ class PresenceTable:
 
     def heard(self, client: ClientId, now_s: float) -> Presence:
         """Record a sign of life."""
-        presence = self._presence.setdefault(client, Presence(now_s))
+        presence = self.get(client, now_s)
         presence.last_seen_s = now_s
         return presence
 
     def get(self, client: ClientId, now_s: float) -> Presence:
         """Return a client's presence; a client from before a restart counts as seen now."""
-        return self._presence.setdefault(client, Presence(now_s))
+        return self._presence.get(client) or self._presence.setdefault(client, Presence(now_s))
 
     def look(self, client: ClientId) -> Presence | None:
         """Return a client's presence, if known. Changes nothing: safe on other threads."""

@@ -96,14 +96,14 @@ class Refusals:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the word for `ssfl-reason`; "internal" if the error is not one of ours."""
+    """Return the `ssfl-reason` metadata; "internal" if the error is not one of ours."""
     if isinstance(error, Refusal):
         return error.reason
     return next((REASONS[k] for k in type(error).__mro__ if k in REASONS), "internal")
 
 
 def speaker_of(request: Any) -> str:
-    """Return the client id of a request, from its caller or from Join; empty if none."""
+    """Return the client id in a request or in its `caller`; empty if there is none."""
     for holder in (getattr(request, "caller", None), request):
         name = getattr(holder, "client_id", "")
         if isinstance(name, str) and name:

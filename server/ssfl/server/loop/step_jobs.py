@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from ssfl.durable.failpoints import failpoint
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import Work
 from ssfl.program.malloc import MemoryReclaimer, trim_heap
 from ssfl.server.aggregate.step_sum import StepSum, step_reduced
 from ssfl.server.history.timing import StepTimes
@@ -20,6 +18,8 @@ from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.state import RunState, Step
 from ssfl.server.storage.disk_full import Disk
 from ssfl.server.storage.spool import check_stored
+from ssfl.strategies.contract import Work
+from ssfl.strategies.registry import strategy_for
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class StepJobs:
         values = self._spool.stored(upload.step, upload.client, bytes.fromhex(upload.digest))
         check_stored(values, upload.stored)
         assert self._sum is not None
-        self._sum.fold(upload.client, upload.digest, action.weight)
+        self._sum.fold(upload, action.weight)
 
     def reduce(
         self, step: Step, before: ModelState | None
@@ -80,7 +80,8 @@ class StepJobs:
         is_lossy = self._settings.value_type != "float32"
         if step.work is Work.TRAIN and is_lossy and result.change is None:
             log.warning(
-                "the run's value type cannot hold the change of this round: the exact mean is used"
+                f"the run's value type cannot hold the {self._settings.downloads} of this round: "
+                "the exact mean is used"
             )
         return step_reduced(step.number, result, finished.report), result
 
@@ -91,13 +92,19 @@ class StepJobs:
         """
         self._disk.retry_while_full(lambda: self._spool.set_aside(*newest_counted(state)))
         self._spool.drop_through(step)
-        self._store.drop_older(state.model_step, state.mask_epoch)
+        self._store.drop_older(state.model_step, state.mask_epoch, state.extra_digest)
         self._garbage.passed(sum(row["payload_bytes"] for row in self._opened.ledger.rows()))
         self._keep_snapshot()
 
     def keep_best(self, step: int) -> None:
-        """Keep the values of a step as the best so far."""
-        self._disk.retry_while_full(lambda: self._store.keep_best(step))
+        """Keep the values of a step as the best so far; without them the run continues."""
+        try:
+            self._disk.retry_while_full(lambda: self._store.keep_best(step))
+        except IsADirectoryError as error:
+            log.warning(
+                "the best model is not kept, and the run continues without it. To keep it, stop "
+                "the coordinator, move the folder in its place away and start again: %s", error,
+            )  # fmt: skip
 
     def _keep_snapshot(self) -> None:
         length = self._opened.journal.num_bytes

@@ -9,7 +9,7 @@ import logging
 
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.run import events
-from ssfl.server.run.state import Phase, RunState
+from ssfl.server.run.state import Phase, RunState, initializer
 
 log = logging.getLogger("ssfl.coordinator")
 
@@ -24,6 +24,7 @@ async def tick(coordinator: Coordinator) -> None:
     """Post ticks to the run until cancelled."""
     run, presence, clock = coordinator.run, coordinator.presence, coordinator.clock
     waiting_log, owner_checked_s = _WaitingLog(coordinator), clock()
+    description = _DescriptionWait(coordinator)
     while True:
         before_s = clock()
         await asyncio.sleep(TICK_S)
@@ -32,11 +33,13 @@ async def tick(coordinator: Coordinator) -> None:
         if gap_s > MAX_TICK_GAP_S:
             log.warning("this process was suspended", extra={"seconds": round(gap_s, 1)})
             presence.excuse(gap_s, now_s)
+            description.since_s += gap_s
             await run.post(events.ProcessSuspended(gap_s))
         if now_s - owner_checked_s >= CHECK_OWNER_EVERY_S:
             owner_checked_s = now_s
             await run.check_ours()
         await report_lost_and_returned(coordinator)
+        await description.update(now_s)
         await run.post(events.Signal.TICK)
         waiting_log.update(now_s)
 
@@ -56,6 +59,35 @@ async def report_lost_and_returned(coordinator: Coordinator) -> None:
             log.warning("client lost", extra={"client": client, "silent_s": silent_s})
             coordinator.counters.lost += 1
             await run.post(events.Lost(client))
+
+
+class _DescriptionWait:
+    """Passes over a client that was asked to describe the model and sends nothing of it.
+
+    It has `no_progress_s` from the moment it is asked, or from the end of its last attempt.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._run = coordinator.run
+        self._presence = coordinator.presence
+        self._asked = ""
+        self.since_s = 0.0
+
+    async def update(self, now_s: float) -> None:
+        """Post an event if the time of the client that is asked is over."""
+        state = self._run.state
+        asked = None if state.manifest_digest or state.finished else initializer(state)
+        if asked is None:
+            self._asked = ""
+        elif asked.client != self._asked or self._presence.get(asked.client, now_s).descriptions:
+            self._asked, self.since_s = asked.client, now_s
+        elif now_s - self.since_s >= state.settings.no_progress_s:
+            self.since_s = now_s
+            await self._run.post(events.DescriptionOverdue(asked.client))
+            after = initializer(self._run.state)
+            if after and after.client != asked.client:
+                extra = {"client": asked.client, "asked_now": after.client}
+                log.warning("client does not describe the model: another is asked", extra=extra)
 
 
 class _WaitingLog:

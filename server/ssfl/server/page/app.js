@@ -109,7 +109,7 @@ async function askAll() {
     const [curves, newest, mask] = await Promise.all(names.map((name) => ask(`api/v1/${name}`)));
     showCurves(curves);
     showRounds(newest.rounds);
-    if (mask) showLayers(mask, status.strategy);
+    if (mask) showLayers(mask, status);
     Object.assign(seen, { mark, masks, phase: status.phase, drawnAt: Date.now() });
   }
 }
@@ -161,6 +161,19 @@ function waitingText(status) {
   return status.waiting_for ? `waits for ${status.waiting_for}` : "";
 }
 
+function optionsText(options) {
+  return Object.entries(options).map(([name, value]) => `${name} ${value}`).join(", ");
+}
+
+/** What the newest round did with masks, if the strategy moves them. */
+function maskFacts(moved) {
+  if (!moved) return [];
+  return [
+    ["Mask change", percent(moved.changed), "of its bits in the newest round"],
+    ["Clients' masks", percent(moved.client_density), `density, mean over clients; ${percent(moved.client_changed)} of the bits changed`],
+  ];
+}
+
 function showFacts(status) {
   const { mask, step, clients } = status;
   const here = clients.working + clients.waiting + clients.reported;
@@ -171,9 +184,12 @@ function showFacts(status) {
     ["Time left", ["finished", "stopped"].includes(status.phase) ? "none" : known(status.seconds_left, seconds), status.seconds_per_round === null ? "" : `${seconds(status.seconds_per_round)} a round`],
     ...qualityFacts(status),
     ["Clients here", `${grouped(here)} of ${grouped(all)}`, clientsNote(clients)],
-    status.strategy === "ssfl"
+    ["Strategy", status.strategy, optionsText(status.strategy_options)],
+    ...(status.personal === null ? [] : [["Personal models", percent(status.personal), "accuracy, mean over the newest round's clients"]]),
+    status.has_mask
       ? ["Mask density", known(mask.density, percent), mask.density === null ? "" : `${grouped(mask.kept)} kept, mask no. ${mask.epoch}`]
       : ["Mask", "none", `strategy ${status.strategy}`],
+    ...maskFacts(status.round_mask),
     ["Sent up", ratio("up"), "of dense values"],
     ["Sent down", ratio("down"), "of dense values"],
     ["Memory", bytes(status.memory.peak_bytes), "at its peak"],
@@ -316,8 +332,8 @@ function showTimeline() {
   set(at("timeline-note"), notes.join(" · "));
 }
 
-function showLayers({ layers, masks }, strategy) {
-  const hasMask = strategy === "ssfl";
+function showLayers({ layers, masks }, status) {
+  const hasMask = status.has_mask && (layers.length > 0 || !status.moves_mask);
   at("layers").closest(".card").hidden = !hasMask;
   at("bytes").closest(".card").classList.toggle("half", hasMask);
   if (hasMask) densityBars(at("layers"), layers, { empty: "no mask has been agreed yet" });

@@ -41,6 +41,7 @@ function summary(page, data) {
   if (mean !== null) rows.push(["mean over clients", percentText(mean), "test accuracy of the model that the newest round began with"]);
   if (own !== null) rows.push(["after own training", percentText(own), "mean over the clients of the newest round"]);
   if (data.personal) rows.push(["personal models", percentText(data.personal.personal.mean), `mean over clients; the global model: ${percentText(data.personal.global.mean)}`]);
+  rows.push(["strategy", data.strategy, optionsText(data.strategy_options)]);
   rows.push(["rounds", `${data.rounds_done}`, data.times.mean_s === null ? "" : `${secondsText(data.times.mean_s)} each on average`]);
   rows.push(["clients", `${data.clients.length}`]);
   if (data.mask && hasMask(data)) rows.push(["kept weights", percentText(data.mask.num_kept / data.mask.num_masked), `${grouped(data.mask.num_kept)} of ${grouped(data.mask.num_masked)}`]);
@@ -54,8 +55,12 @@ function summary(page, data) {
   if (!final) words(made, "Nothing has been tested yet.", "notice");
 }
 
+function optionsText(options) {
+  return Object.entries(options).map(([name, value]) => `${name} ${value}`).join(", ");
+}
+
 function hasMask(data) {
-  return data.strategy !== "fedavg";
+  return data.has_mask;
 }
 
 function testText({ accuracy, loss }) {
@@ -84,11 +89,31 @@ function curves(page, data) {
   overBytes(card(page, "What a byte buys", { half: true, note: "all messages, both ways, one-off included" }), key, [
     { name: "this run", data, look: hasMask(data) ? SPARSE : DENSE },
   ]);
+  ownCurves(page, data);
   const [unit, name] = byteUnit(Math.max(...data.curve.map((one) => Math.max(one.up_bytes, one.down_bytes)), 0));
   lineChart(place(card(page, "Values sent in a round", { half: true, note: "payload, all clients together, to train on and to test" })), {
     label: "Payload bytes by round", xLabel: "round", yLabel: name, within: [0, Infinity], empty: "no round is done yet",
     series: ["up", "down"].map((way) => ({ name: way, points: data.curve.map((one) => [one.round, one[`${way}_bytes`] / unit]) })),
   });
+}
+
+/** What the strategy measures in each round: its masks, and the clients' own models. */
+function ownCurves(page, data) {
+  const share = { format: percent, within: [0, 1], zoom: true, xLabel: "round" };
+  const moved = data.curve.filter((one) => one.mask);
+  const names = { density: "density", changed: "changed bits", client_density: "clients: density", client_changed: "clients: changed bits" };
+  if (moved.length) {
+    lineChart(place(card(page, "Masks by round", { half: true, note: "of the model, and the mean over the clients' masks" })), {
+      label: "Density and change of masks by round", ...share,
+      series: Object.entries(names).map(([key, name]) => ({ name, points: moved.map((one) => [one.round, one.mask[key]]) })),
+    });
+  }
+  if (data.has_personal_models) {
+    lineChart(place(card(page, "Personal models", { half: true, note: "mean over the clients of a round, on their own test samples" })), {
+      label: "Accuracy of personal models by round", ...share, empty: "no personal model has been tested",
+      series: [{ name: "personal", points: data.curve.filter((one) => one.personal !== undefined).map((one) => [one.round, one.personal]) }],
+    });
+  }
 }
 
 /** Draw accuracy or loss over the bytes sent so far; runs: [{name, data, look}]. */

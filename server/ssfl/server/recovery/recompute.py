@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from ssfl.codec.errors import DigestMismatch
+from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Reducer, Work
-from ssfl.server.aggregate.step_sum import StepSum, step_reduced
+from ssfl.server.aggregate.step_sum import StepSum, StepUploads, step_reduced
 from ssfl.server.errors import BadValues, StateError
 from ssfl.server.recovery.recover import load_model, with_scored
 from ssfl.server.run import facts
@@ -30,9 +29,10 @@ from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import KeptUploads, check_stored
 from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.uploads.verify import BlockCheck, ScoreCheck, ValueCheck, largest_of
+from ssfl.strategies.contract import ClientId, Reducer, Work
+from ssfl.strategies.registry import criterion_for, strategy_for
 
 PLAIN = ("values_only", "dense")  # encodings in which the stored file has the digest of the upload
-VALUE_BYTES = 4
 
 OnUpload = Callable[[Step, int], None]  # step, number of its uploads read so far
 
@@ -195,22 +195,19 @@ class Refold:
             self._check(step, client, model)
         policy = before.settings.score_outliers
         total = StepSum(step, model, self._uploads, self._strategy, policy)
-        mean = total.reduce(step)
-        return self._strategy.finish(step.work, model, mean, step.round_number)
+        return total.finish(step).model
 
     def _check(self, step: Step, client: ClientId, model: ModelState) -> None:
         """Raise _Unsound if a stored upload differs from the one that was accepted."""
         upload = step.uploads[client]
         values = self._uploads.find(step.number, client, upload.digest)
-        seen = self._strategy.client_state(client, step.work, model)
-        count = model.manifest.num_masked
-        if step.work is Work.TRAIN:
-            assert seen.values is not None
-            count = seen.values.size
-        if values.num_bytes != VALUE_BYTES * count:
-            raise _Unsound(
-                f"{values} has {values.num_bytes} bytes, its step needs {VALUE_BYTES * count}"
-            )
+        uploads = StepUploads(step, model, self._uploads, self._strategy)
+        try:
+            count, num_bytes = uploads.stored_size(client)
+        except StateError as error:
+            raise _Unsound(f"{values} is damaged: {error}") from error
+        if values.num_bytes != num_bytes:
+            raise _Unsound(f"{values} has {values.num_bytes} bytes, its step needs {num_bytes}")
         as_sent = "clipped" not in upload.report  # otherwise the clipped values are stored
         try:
             if upload.stored:
@@ -219,7 +216,7 @@ class Refold:
                 values.check_digest(bytes.fromhex(upload.digest))
             elif self._uploads.holds(step.number):  # the journal has the digest of the coded form
                 values.check_digest(self._uploads.noted_digest(step.number, client, upload.digest))
-            largest = largest_of(values.blocks(count), _rule(step, client, seen))
+            largest = largest_of(values.blocks(count), _rule(step, client, uploads, model.manifest))
         except (BadValues, DigestMismatch) as error:
             raise _Unsound(f"{values} is damaged: {error}") from error
         if as_sent and largest != upload.largest:
@@ -235,9 +232,8 @@ class Refold:
             return None
         with suppress(StateError):
             return load_model(before, self._store)
-        if (step.work, step.reducer, before.settings.value_type) != (
-            Work.TRAIN, Reducer.WEIGHTED_SUM, "float32",
-        ):  # fmt: skip
+        exact = before.settings.value_type == "float32" and self._strategy.is_plain_mean
+        if (step.work, step.reducer) != (Work.TRAIN, Reducer.WEIGHTED_SUM) or not exact:
             return None
         with suppress(StateError):
             manifest = self._first.manifest
@@ -248,11 +244,10 @@ class Refold:
         return None
 
 
-def _rule(step: Step, client: ClientId, seen: ModelState) -> BlockCheck:
+def _rule(step: Step, client: ClientId, uploads: StepUploads, manifest: Manifest) -> BlockCheck:
     if step.work is Work.SCORE:
-        return ScoreCheck(client, seen.manifest, signed=step.criterion == "grasp")
-    assert seen.mask is not None
-    return ValueCheck(client, seen.manifest, seen.mask)
+        return ScoreCheck(client, manifest, signed=criterion_for(step.criterion).signed)
+    return ValueCheck(client, manifest, uploads.mask(client))
 
 
 def _verdict(problem: str) -> StepVerdict:
@@ -262,7 +257,10 @@ def _verdict(problem: str) -> StepVerdict:
 def _difference(fact: facts.StepCommitted, model: ModelState) -> str:
     """Return the differences from the committed result; empty if there are none."""
     made = step_reduced(fact.step, model, {})
-    named = ("mask_epoch", "mask_digest", "num_kept", "base_digest", "scored_digest")
+    named = (
+        *("mask_epoch", "mask_digest", "num_kept", "base_digest", "scored_digest"),
+        *("extra_digest", "stage"),
+    )
     return "; ".join(
         f"{name} is {getattr(made, name)}, the journal has {getattr(fact, name)}"
         for name in named

@@ -10,8 +10,6 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import Work
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger import Ledger
 from ssfl.server.accounting.ledger_file import ledger_problem
@@ -26,6 +24,8 @@ from ssfl.server.storage.lazy_vector import LazyVector
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import Work
+from ssfl.strategies.registry import check_settings, identity, strategy_for
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def open_run(
     opened = next(journal.read_from(), None)
     if opened is None:
         run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        first = facts.RunOpened(run_id, asdict(settings), ssfl_version())
+        first = facts.RunOpened(run_id, asdict(settings), ssfl_version(), identity(settings))
         journal.append([facts.to_json(first)])
         return apply(known.state, first), known.newest
     try:
@@ -123,7 +123,8 @@ def load_models(state: RunState, manifest: Manifest, store: Store) -> list[Model
     begun, renewed = model, state.rounds_done == state.masked_round
     step = state.model_step
     model = store.load_step(step, model, state.mask_epoch, state.mask_digest, state.base_digest)
-    model = replace(model, change=store.load_change(step))
+    extra = store.load_extra(state.extra_digest, manifest) if state.extra_digest else model.extra
+    model = replace(model, change=store.load_change(step), extra=extra, stage=state.stage)
     earlier = store.load_earlier(step, model, renewed=renewed)
     if begun.values is not None and state.rounds_done == 1 and not renewed:
         earlier = [begun]  # the first round of a run that starts with values
@@ -163,7 +164,8 @@ def check_ledger(directory: StateDirectory, account: tuple[list[dict[str, Any]],
     if problem := ledger_problem(path, *account):
         log.warning(
             "the bytes by round and client are wrong in this run's ledger.csv. The run continues, "
-            "and the totals, which the journal holds, are right: %s",
+            "and the totals, which the journal holds, are right. To mend it, stop the coordinator "
+            "first: %s",
             problem,
         )
 
@@ -189,7 +191,7 @@ def settings_of(opened: facts.RunOpened) -> RunSettings:
         )
     settings = RunSettings(**opened.settings)
     try:
-        settings.validate()
+        check_settings(settings)
     except (SettingsError, TypeError) as error:
         raise StateError(f"run {opened.run_id} has a setting that is wrong: {error}") from error
     return settings
@@ -203,6 +205,11 @@ def _check_settings(opened: facts.RunOpened, settings: RunSettings) -> None:
         for name in now
         if name not in CHANGEABLE and was[name] != now[name]
     ]
+    if opened.strategy and not differing and (present := identity(settings)) != opened.strategy:
+        raise StateError(
+            f"the state directory holds run {opened.run_id} with {opened.strategy}, and this is "
+            f"{present}. Start with that version to resume it, or use --fresh to begin a new run"
+        )
     if differing:
         raise StateError(
             f"the state directory holds run {opened.run_id} with other settings: "

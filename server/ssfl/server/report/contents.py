@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ssfl.durable.files import atomic_file, write_atomic
 from ssfl.method.settings import RunSettings
-from ssfl.server.accounting.dense_equivalent import COMPARED, has_own_masks
+from ssfl.server.accounting.dense_equivalent import COMPARED
 from ssfl.server.accounting.ledger import COUNTS, Direction
 from ssfl.server.history.run_history import Entry
 from ssfl.server.history.timing import PHASES
@@ -24,13 +24,16 @@ from ssfl.server.report.page import page, to_json
 from ssfl.server.report.run_view import CLIENT_COLUMNS, RunView, layer_rows, sent_bytes
 from ssfl.server.report.source import ReportError, Source, open_folder
 from ssfl.server.report.traffic import DenseComparison, formulas, paper_break_even
+from ssfl.strategies.registry import options_of, strategy_of
 
 FORMAT = 1  # of report.json
 HTML, JSON = "report.html", "report.json"
 TABLES = ("rounds", "evaluations", "clients")  # names of the CSV files without .csv
+MASK_COLUMNS = ("density", "changed", "client_density", "client_changed")
 ROUND_COLUMNS = (
     "round", "began", "seconds", *(f"{phase}_s" for phase in PHASES), "last", "clients", "missing",
     "attempt", "accuracy", "mean_accuracy", "loss", "training_loss", "up_bytes", "down_bytes",
+    "personal", *MASK_COLUMNS,
 )  # fmt: skip
 EVALUATION_COLUMNS = (
     "rounds_done", "began", "seconds", "clients", "missing", "accuracy", "mean_accuracy", "loss",
@@ -73,8 +76,8 @@ def report_document(
     the entry, and the newest point of the curve.
     """
     summary, settings = source.summary, source.summary["settings"]
-    own_masks = has_own_masks(settings.get("strategy", ""), settings.get("criterion", ""))
-    view = RunView(own_masks=own_masks)
+    strategy = strategy_of(settings)
+    view = RunView(own_masks=strategy is not None and strategy.has_own_masks)
     mask = summary.get("mask") or {}
     comparison = None
     if mask.get("num_masked"):
@@ -105,6 +108,9 @@ def report_document(
         "rounds_done": summary["rounds_done"],
         "rounds_planned": settings.get("rounds"),
         "strategy": settings.get("strategy", ""),
+        "strategy_options": options_of(settings),
+        "has_mask": strategy is None or not strategy.is_dense,
+        "has_personal_models": strategy is not None and strategy.has_personal_models,
         "settings": setting_rows(settings),
         "encodings": encodings(summary["ledger"]),
         "quality": _quality(best, view, newest_round),
@@ -182,8 +188,9 @@ def _best(saved: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Entry:
 
 
 def _quality(best: Entry | None, view: RunView, newest_round: Entry) -> Entry:
-    """Return the test metrics of the newest tested model, the best saved one and the best tested.
+    """Return test metrics: `final` of the newest tested model, `best` of the best saved one.
 
+    `highest` is the best test by all clients, whether its model was saved or not.
     `mean_accuracy` and `personal_accuracy` are means over the clients of the newest round. The
     first is of the model with which the round began, the second of each client's own model after
     training.
@@ -250,6 +257,7 @@ def _round_row(entry: Entry, point: Entry) -> Entry:
     phases = entry.get("phases") or {}
     return {
         **entry,
+        **(entry.get("mask") or {}),
         **{f"{phase}_s": phases.get(phase) for phase in PHASES},
         "clients": len(entry["clients"]),
         "missing": len(entry["missing"]),

@@ -22,11 +22,12 @@ from ssfl.server.history.run_history import Newest
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.contents import write_report
 from ssfl.server.run.state import RunState
+from ssfl.strategies.registry import strategy_for
 
 log = logging.getLogger(__name__)
 
 REPORT_AGAIN_S = 60.0  # after a failure
-_ACCOUNTS = threading.Lock()  # the last writer has read the newest state
+_ACCOUNTS = threading.Lock()  # from reading the state to writing it: the newest is written last
 
 
 def run_folder(out_dir: str | Path, run_id: str) -> str:
@@ -69,8 +70,10 @@ def run_document(
         "not_voted": sorted(set(state.members) - voters) if voters else [],
         "ledger": ledger,
     }
-    if model and model.mask:
-        document["mask"] = mask_document(model.manifest, model.mask, model.mask_epoch)
+    if model and model.mask:  # with some strategies the served model has another mask
+        plain = strategy_for(state.settings).deployed(model)
+        assert plain.mask is not None
+        document["mask"] = mask_document(plain.manifest, plain.mask, plain.mask_epoch)
     return document
 
 
@@ -104,7 +107,7 @@ class Accounts:
         folder.mkdir(parents=True, exist_ok=True)
         model = coordinator.run.model
         if model and model.mask and model.values is not None:
-            write_model(folder, model.manifest, model.mask, model.values)
+            _write_deployed(coordinator, model, folder)
             _write_best(coordinator, model, folder / "best")
         self._written = -1
         self.write(coordinator)
@@ -131,7 +134,7 @@ class Accounts:
         if failed_recently or self._reported == self._written:
             return
         folder = self._folder(coordinator)
-        about = self._written
+        covered = self._written
         try:
             with _ACCOUNTS:
                 report = write_report(folder)
@@ -140,7 +143,7 @@ class Accounts:
             again = f"ssfl report {folder}"
             log.warning("the report was not written: %s", error, extra={"to_try_again": again})
         else:
-            self._reported, self._failed_s = about, None
+            self._reported, self._failed_s = covered, None
             log.info("report written", extra={"file": str(report)})
 
     @property
@@ -162,6 +165,12 @@ def _write_best(coordinator: Coordinator, model: ModelState, folder: Path) -> No
         extra = {"rounds_done": found.rounds_done}
         log.warning("the best model is not written: %s", error, extra=extra)
         return
-    assert best.mask is not None and best.values is not None
     folder.mkdir(exist_ok=True)
-    write_model(folder, best.manifest, best.mask, best.values)
+    _write_deployed(coordinator, best, folder)
+
+
+def _write_deployed(coordinator: Coordinator, model: ModelState, folder: Path) -> None:
+    """Write the plain weights of a model."""
+    plain = strategy_for(coordinator.run.state.settings).deployed(model)
+    assert plain.mask is not None and plain.values is not None
+    write_model(folder, plain.manifest, plain.mask, plain.values)

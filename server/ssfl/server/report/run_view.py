@@ -6,8 +6,8 @@ curves are downsampled with a stride that doubles, and only the newest masks and
 kept.
 
 Byte counts compared with dense training (dense_equivalent.py) are those at the newest entry and
-exclude the open step, so that both sides cover the same transfers. The bytes of a round include all
-since the previous round, also a test of its model by all clients and void attempts.
+exclude the open step, so that both sides cover the same transfers. The bytes of a round are all
+bytes since the previous round, including void attempts and a test of its base by all clients.
 """
 
 from collections import Counter, deque
@@ -20,8 +20,8 @@ from ssfl.server.accounting.ledger import ONE_OFF, Direction
 from ssfl.server.history.run_history import Entry
 
 MAX_POINTS = 2000  # of a curve; at this length every second point is dropped
-NEWEST_ROUNDS = 20  # in the timeline,
-SLOWEST_CLIENTS = 40  # with this many clients of a round each
+NEWEST_ROUNDS = 20  # in the timeline
+SLOWEST_CLIENTS = 40  # listed per round
 NEWEST_MASKS = 100
 NEWEST_INCIDENTS = 100
 LATE_S = 30.0  # a client asked this long after a round's start was away or is a replacement
@@ -34,7 +34,7 @@ class DownsampledSeries:
     """Keeps every n-th point, the newest and the extremes; n doubles with the length."""
 
     def __init__(self, *extremes: Callable[[Entry], float | None]) -> None:
-        """`extremes` are keys whose largest points are always kept."""
+        """The point with the largest value of each function in `extremes` is always kept."""
         self._kept: list[tuple[int, Entry]] = []
         self._newest: tuple[int, Entry] | None = None
         self._extremes: list[tuple[float, int, Entry] | None] = [None] * len(extremes)
@@ -226,6 +226,7 @@ class RunView:
             "accuracy": entry["pooled"],
             "loss": entry["loss"],
             "metrics": entry.get("metrics") or {},
+            **{name: entry[name] for name in ("personal", "mask") if entry.get(name) is not None},
             "up_bytes": self._values[Direction.UP] - before[Direction.UP],
             "down_bytes": self._values[Direction.DOWN] - before[Direction.DOWN],
             "sent_bytes": sent,
@@ -298,7 +299,7 @@ def sent_bytes(rows: Rows) -> int:
 
 
 def layer_rows(layers: Mapping[str, Mapping[str, int]]) -> list[Entry]:
-    """Return kept, size and density of each masked tensor, as a history's mask has them."""
+    """Return kept, size and density of each masked tensor; `layers` is that of a mask entry."""
     return [
         {"name": name, **layer, "density": layer["kept"] / layer["size"] if layer["size"] else 0.0}
         for name, layer in layers.items()

@@ -2,10 +2,9 @@
 
 history.json has one line per round, mask and evaluation (history_file.py). It is read line by line,
 once for each list, so that entries can be merged in chronological order and memory does not depend
-on the number of rounds. A history.json with another layout is read at once.
+on the number of rounds. A history.json with another layout is read as a whole.
 """
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
-from ssfl.server.accounting.ledger_file import ledger_lines
+from ssfl.server.accounting.ledger_file import ledger_rows
 from ssfl.server.history.run_history import Entry
 
 HISTORY, LEDGER = "history.json", "ledger.csv"
@@ -52,12 +51,11 @@ class Source:
         if self.ledger is None:
             return
         try:
-            for row in csv.DictReader(ledger_lines(self.ledger, self.ledger_bytes)):
-                if not (row.get("message_bytes") or "").isdigit():
-                    raise ReportError(f"{self.ledger} is damaged: {str(row)[:200]}")
-                yield row
-        except (OSError, ValueError, csv.Error) as error:
-            raise ReportError(f"cannot read {self.ledger}: {error}") from error
+            yield from ledger_rows(self.ledger, self.ledger_bytes)
+        except OSError as error:
+            raise ReportError(f"cannot read {self.ledger}: {error.strerror}") from error
+        except ValueError as error:
+            raise ReportError(str(error)) from error
 
 
 def open_folder(folder: Path) -> Source:

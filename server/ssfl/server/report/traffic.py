@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssfl.server.accounting.dense_equivalent import BYTES_PER_VALUE, COMPARED
-from ssfl.server.accounting.ledger import ONE_OFF, Direction
+from ssfl.server.accounting.ledger import MASK, ONE_OFF, ROUND_MASKS, Direction
 from ssfl.server.history.run_history import Entry
 from ssfl.server.report.run_view import RunView, payload
 
@@ -38,9 +38,15 @@ class DenseComparison:
         updates, self._updates = view.num_updates - self._updates, view.num_updates
         models, self._models = view.num_models - self._models, view.num_models
         values, share = kept + self.num_values - self.num_masked, kept / self.num_masked
-        self.kept_values_up += updates * values
+        moved = entry.get("mask") if name == "rounds" else None  # of a strategy that moves masks
+        up_values, up_share = values, share
+        if moved:
+            up_share = moved["client_density"]
+            up_values = round(up_share * self.num_masked) + self.num_values - self.num_masked
+            self._kept = round(moved["density"] * self.num_masked)
+        self.kept_values_up += updates * up_values
         self.kept_values_down += models * values
-        self.paper_values_up += updates * share * self.num_values
+        self.paper_values_up += updates * up_share * self.num_values
         self.paper_values_down += models * share * self.num_values
         if name == "masks":
             self._kept = entry["num_kept"]  # models sent for scoring are under the previous mask
@@ -70,10 +76,15 @@ def formulas(
     ]  # fmt: skip
     if view.num_masks:
         scores, masks = view.num_votes * masked, num_clients * view.num_masks
-        out += [
-            _line("scores up", view.num_votes, "4W", scores, payload(rows, up, ("scores",))),
-            _line("mask down", masks, "W/8", masks * masked / 32, payload(rows, down, ("mask",))),
-        ]
+        if scores or not payload(rows, up, (MASK,)):  # a strategy may ask for masks instead
+            sent = payload(rows, up, ("scores",))
+            out.append(_line("scores up", view.num_votes, "4W", scores, sent))
+        sent = payload(rows, down, (MASK,))
+        out.append(_line("mask down", masks, "W/8", masks * masked / 32, sent))
+    for way, times in ((up, view.num_updates), (down, view.num_models)):
+        if sent := payload(rows, way, (ROUND_MASKS,)):
+            name = f"round masks {way.value}"
+            out.append(_line(name, times, "W/8", times * masked / 32, sent))
     return out
 
 
@@ -81,7 +92,7 @@ def _line(
     what: str, times: int, formula: str, paper_values: float, num_bytes: int,
     dense_values: int = 0, kept_values: int | None = None,
 ) -> Entry:  # fmt: skip
-    """Numbers of values become float32; `dense_values` are those of one transfer."""
+    """Convert counts of values to bytes; `dense_values` is per transfer, the others are totals."""
     paper, dense = BYTES_PER_VALUE * paper_values, BYTES_PER_VALUE * dense_values * times
     return {
         "what": what,

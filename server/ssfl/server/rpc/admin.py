@@ -4,7 +4,6 @@ import asyncio
 import time
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.memory import peak_memory_bytes
 from ssfl.server.errors import IsPaused, NoMask, RunOver, TooFewClients
 from ssfl.server.loop.coordinator import Coordinator
@@ -16,6 +15,8 @@ from ssfl.server.run.quorum import final_model_delivered
 from ssfl.server.run.refresh import no_round_left
 from ssfl.server.run.state import RunState
 from ssfl.server.run.waiting import client_state, seconds_left
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import strategy_for
 from ssfl.v1 import admin_pb2 as pb
 from ssfl.v1 import admin_pb2_grpc
 
@@ -150,11 +151,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
 def why_no_mask(state: RunState) -> str:
     """Return the reason why there is no mask to refresh."""
-    settings = state.settings
-    if settings.strategy != "ssfl":
-        return f"strategy {settings.strategy} keeps every weight: there is no mask to refresh"
-    if settings.criterion == "client-random":
-        return "every client has a permanent mask of its own: there is no mask to refresh"
+    if why := strategy_for(state.settings).why_fixed:
+        return f"{why}: there is no mask to refresh"
     if no_round_left(state):
         return "the last round has begun or is done: no round would use a new mask"
     return "no mask has been agreed yet: wait for the first one, then ask again"

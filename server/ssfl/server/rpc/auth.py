@@ -58,10 +58,10 @@ class Authenticator:
         of = " or ".join(map(repr, names[:3])) or "no client"
         if self._admin:
             raise WrongName(
-                f"the admin port needs the certificate of {ADMIN!r}, but this one is of {of}"
+                f"the admin port needs the certificate of {ADMIN!r}, but this one is for {of}"
             )
         raise WrongName(
-            f"the client calls itself {claimed[:MAX_SHOWN]!r}, but its certificate is of {of}: "
+            f"the client calls itself {claimed[:MAX_SHOWN]!r}, but its certificate is for {of}: "
             "give that name with --client-id, or use the certificate of the right site"
         )
 

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.broadcast.payloads import Broadcast
 from ssfl.server.broadcast.per_client import Broadcasts
@@ -16,6 +15,7 @@ from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.run import events
 from ssfl.server.run.state import Member
 from ssfl.server.uploads.client_models import ClientModels
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.v1 import coordinator_pb2 as pb
 
 

@@ -132,7 +132,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
 
 def _deserializer(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Turn unparsable bytes into a refusal, to be raised where it gets its status."""
+    """Return a refusal for unparsable bytes; `_readable` raises it inside the call."""
 
     def deserialize(data: bytes) -> Any:
         try:

@@ -1,6 +1,8 @@
 """The gRPC servers: the client port, with health and reflection, and the admin port."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -28,12 +30,12 @@ from ssfl.v1 import admin_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 if TYPE_CHECKING:
     from ssfl.server.rpc.tls import Security  # loads cryptography
 
-# A ping every 10 s is allowed (docs/wire-format.md, section Connections).
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_CHUNK_BYTES + MAX_MANIFEST_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping every 10 s (docs/wire-format.md, section Connections).
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # otherwise a second server could share the port without an error
@@ -42,8 +44,9 @@ OPTIONS = [
     ("grpc.experimental.tcp_max_read_buffer_size", 8 << 10),
 ]
 GRACE_S = 1.0  # for open calls when a server stops
-# These two apply only to the client port, which is open to untrusted peers.
+# These three apply only to the client port, which is open to untrusted peers.
 HANDSHAKE_S = 20  # a connection that does not speak HTTP/2 by then is closed
+PENDING_S = 300  # a call that the event loop has not taken up by then is cancelled
 IDLE_S = 300  # a connection without calls is closed; a working client calls every 10 s
 
 
@@ -52,6 +55,12 @@ def client_options(max_connections: int) -> list[tuple[str, int]]:
     return [
         *OPTIONS,
         ("grpc.max_allowed_incoming_connections", max_connections),
+        # Calls that have arrived and wait for the event loop. By default gRPC cancels some of them
+        # beyond 1,000, all beyond 3,000, and each after 30 s. A client opens at most two at once:
+        # NextTask and an upload.
+        ("grpc.server.max_pending_requests", max(1000, 2 * max_connections)),
+        ("grpc.server.max_pending_requests_hard_limit", max(3000, 4 * max_connections)),
+        ("grpc.server_max_unrequested_time_in_server", PENDING_S),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
@@ -114,19 +123,11 @@ class Listener:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     def _bind(self, server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
+        with _refused(host, port, flag) as address:
             _check_address(host, port)  # the error of gRPC does not include the reason
             if self._security and (certificates := self._security.certificates):
                 return int(server.add_secure_port(address, certificates.server_credentials()))
             return int(server.add_insecure_port(address))
-        except (OSError, RuntimeError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ProgramError(
-                f"cannot listen on {address}: {why}; choose another port with {flag}, or {flag} 0 "
-                f"for a free one (the host is set with {flag.replace('port', 'host')})",
-                ExitCode.PORT_IN_USE,
-            ) from error
 
     async def stop(self) -> None:
         """Refuse new calls, and end open ones after GRACE_S. Has no effect before `start`."""
@@ -149,6 +150,37 @@ def service_for(
     numbers = SessionNumbers(read_session_key(coordinator.directory))
     context = CallContext(coordinator, numbers, names_proven=names_proven)
     return CoordinatorService(context, receiver, config.reference_coding, limits)
+
+
+def check_ports(config: CoordinatorConfig) -> None:
+    """Raise ProgramError(PORT_IN_USE) if one of the ports is not available.
+
+    Call it before a start changes the state directory. The probe port is open by then.
+    """
+    for flag, host, port in (
+        ("--port", config.host, config.port),
+        ("--admin-port", config.admin_host, config.admin_port),
+        ("--metrics-port", config.metrics_host, config.metrics_port),
+        ("--status-port", config.status_host, config.status_port),
+    ):
+        if port is not None:
+            with _refused(host, port, flag):
+                _check_address(host, port)
+
+
+@contextmanager
+def _refused(host: str, port: int, flag: str) -> Iterator[str]:
+    """Yield the address; turn an error of the block into ProgramError(PORT_IN_USE)."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        yield address
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ProgramError(
+            f"cannot listen on {address}: {why}; choose another port with {flag}, or {flag} 0 "
+            f"for a free one (the host is set with {flag.replace('port', 'host')})",
+            ExitCode.PORT_IN_USE,
+        ) from error
 
 
 def _check_address(host: str, port: int) -> None:

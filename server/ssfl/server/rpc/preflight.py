@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger import Direction
 from ssfl.server.broadcast.tasks import settings_to_message
@@ -22,6 +21,7 @@ from ssfl.server.loop.limits import Bucket, Limits
 from ssfl.server.rpc import request_checks
 from ssfl.server.rpc.call_context import CallContext
 from ssfl.server.uploads.encoding_choice import is_coded
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import coordinator_pb2 as pb
 
 MAX_NOISE_BYTES = 8 << 20  # each way
@@ -89,7 +89,7 @@ class Preflight:
             self._measuring -= call.measures
             if call.measures:
                 up, down = call.measured[Direction.UP], call.measured[Direction.DOWN]
-                log.info("%s measured its wire: %d bytes up, %d down", call.client_id, up, down)
+                log.info("%s measured its link: %d bytes up, %d down", call.client_id, up, down)
 
     async def _next(
         self, requests: AsyncIterator[pb.CheckRequest], call: "_Call"

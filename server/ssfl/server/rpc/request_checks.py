@@ -3,9 +3,11 @@
 import hmac
 import re
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 
 from ssfl.method.manifest import Manifest
-from ssfl.method.strategies.contract import ClientId
+from ssfl.method.settings import RunSettings
 from ssfl.server.errors import (
     ClientIdTaken,
     InvalidRequest,
@@ -14,11 +16,14 @@ from ssfl.server.errors import (
     Removed,
     RunFull,
     SessionEnded,
+    StrategyMismatch,
     UnknownClient,
     VersionUnsupported,
 )
 from ssfl.server.rpc.session_numbers import SessionNumbers
 from ssfl.server.run.state import Member, RunState, check_samples
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import identity
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2, update_pb2
 
@@ -26,6 +31,7 @@ PROTOCOL_VERSION = 1
 TOKEN_BYTES = 16
 DIGEST_BYTES = 32
 MAX_SAMPLES = 1 << 31
+MAX_STEPS = 1 << 40  # minibatches of one task
 MAX_TEXT = 200
 MAX_CLASSES = 10_000
 MAX_ENCODINGS = 64
@@ -72,6 +78,11 @@ def check_join(
     for what, classes in (("class counts", request.class_counts), ("labels", request.labels)):
         if len(classes) > MAX_CLASSES:
             raise InvalidRequest(f"{what} of more than {MAX_CLASSES} classes")
+    most = max(request.class_counts.values(), default=0)
+    if most > MAX_SAMPLES:
+        raise InvalidRequest(f"a class count of {most}; at most {MAX_SAMPLES} is possible")
+    if any(label >= after for label, after in pairwise(request.labels)):
+        raise InvalidRequest("labels must be ascending, each once")
     check_not_removed(client, state)
     member = state.members.get(client)
     # After a readmission no token owns the name.
@@ -110,12 +121,38 @@ def check_client_id(name: str) -> ClientId:
     return ClientId(name)
 
 
+def check_strategy(theirs: str, settings: RunSettings, *, knows_run: bool = False) -> None:
+    """Raise StrategyMismatch if a client has another version of the run's strategy.
+
+    A client that knows the run's settings and names no strategy is older than the field.
+    """
+    ours = identity(settings)
+    if ours and not theirs and knows_run:
+        raise StrategyMismatch(
+            f"this run has {ours}, which this client's version does not know: install the "
+            "coordinator's version"
+        )
+    if theirs and theirs != ours:
+        raise StrategyMismatch(
+            f"this run has the strategy {ours or settings.strategy}, and this client has "
+            f"{theirs[:MAX_TEXT]!r}: give it the coordinator's file with --strategy, or install "
+            "the same version"
+        )
+
+
 def check_num_samples(client: ClientId, num_samples: int) -> None:
     """Raise InvalidRequest for a sample count that no site can have."""
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise InvalidRequest(
             f"{client} has {num_samples} training samples; 1 to {MAX_SAMPLES} are possible"
         )
+
+
+def check_progress(steps_done: int, steps_all: int) -> None:
+    """Raise InvalidRequest for numbers of minibatches that no task can have."""
+    for name, steps in (("steps_done", steps_done), ("steps_all", steps_all)):
+        if steps > MAX_STEPS:
+            raise InvalidRequest(f"{name} is {steps}; at most {MAX_STEPS} is possible")
 
 
 def check_not_removed(client: ClientId, state: RunState) -> None:
@@ -166,8 +203,9 @@ def check_caller(
     if member is None:
         raise UnknownClient(f"{caller.client_id[:MAX_TEXT]!r} has not joined run {state.run_id}")
     check_not_removed(member.client, state)
-    if not numbers.is_signed(caller.session, state.run_id, member.client, member.session):
-        if numbers.was_replaced(caller.session, state.run_id, member.client):
+    is_signed = partial(numbers.is_signed, caller.session, state.run_id, member.client)
+    if not is_signed(member.session):
+        if any(map(is_signed, member.replaced)):
             raise session_ended(member)
         raise JoinAgain(f"this is not a session of {member.client}: join again")
     if member.left and not may_have_left:
@@ -201,7 +239,7 @@ def check_report(
                 f"tested on {tested.total} samples; at most {MAX_SAMPLES} are allowed"
             )
         numbers += (tested.loss_sum, *tested.metric_sums.values())
-    if not all(abs(number) <= MAX_NUMBER for number in numbers):  # NaN is not
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):  # False for NaN
         raise InvalidRequest(f"losses, metrics, errors and times must lie within ±{MAX_NUMBER:g}")
 
 

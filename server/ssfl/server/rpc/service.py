@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ssfl.durable.failpoints import failpoint
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.version import ssfl_version
 from ssfl.server.accounting.ledger import Direction, encoding_word
 from ssfl.server.broadcast.payloads import NotBuilt
@@ -25,7 +24,10 @@ from ssfl.server.run.state import Member
 from ssfl.server.uploads.encoding_choice import reader_of
 from ssfl.server.uploads.receive import UploadReceiver
 from ssfl.server.uploads.score_and_update import evaluation_of
+from ssfl.server.uploads.slots import until_beat
 from ssfl.server.uploads.step_upload import open_step, outcome_of
+from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.registry import identity
 from ssfl.v1 import coordinator_pb2 as pb
 
 log = logging.getLogger("ssfl.run")
@@ -65,6 +67,8 @@ class CoordinatorService(UploadService):
         self._limits.check_room(client, run.state, self._joining)
         num_classes = len(request.class_counts) + len(request.labels)
         self._joins.check(client, run.state, num_classes)
+        knows_run = bool(request.manifest_digest)
+        request_checks.check_strategy(request.strategy, run.state.settings, knows_run=knows_run)
         request_checks.check_manifest(request, run.state, run.manifest)
         event = events.Joined(
             client,
@@ -83,7 +87,7 @@ class CoordinatorService(UploadService):
                 raise request_checks.taken(client)
         finally:
             self._joining.discard(client)
-        session = self._session(client, event.token, before)
+        session = self._session(client, event.token)
         self._samples.joined(client, before, run.state)
         failpoint("ack.join")
         self._context.presence.heard(client, self._clock())
@@ -100,6 +104,7 @@ class CoordinatorService(UploadService):
             manifest=manifest.json if manifest else b"",
             protocol_version=request_checks.PROTOCOL_VERSION,
             software=ssfl_version(),
+            strategy=identity(state.settings),
         )
         self._context.count_unary(request, response, client)
         return response
@@ -115,11 +120,16 @@ class CoordinatorService(UploadService):
             changed = run.tasks_changed()
             heartbeat_s = min(HEARTBEAT_S, run.state.settings.no_progress_s / 4)
             while (ready := await self._task(member, request, context.peer())) is None:
-                waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=run.waiting_for()))
-                yield self._context.count_down(waiting, member.client)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), heartbeat_s)
-                self._context.check(request.caller)
+                while True:  # heartbeats: the task is looked for again only after a change
+                    waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=run.waiting_for()))
+                    yield self._context.count_down(waiting, member.client)
+                    with contextlib.suppress(TimeoutError):
+                        # wait_for would start a task
+                        async with asyncio.timeout(until_beat(heartbeat_s, self._clock())):
+                            await changed.wait()
+                    self._context.check(request.caller)
+                    if changed.is_set():
+                        break
                 changed = run.tasks_changed()
             async for response in self._send(ready, request, member):
                 yield response
@@ -158,6 +168,7 @@ class CoordinatorService(UploadService):
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressResponse:
         member = await self._context.member(request.caller, context.peer())
+        request_checks.check_progress(request.steps_done, request.steps_all)
         presence = self._context.presence.heard(member.client, self._clock())
         presence.steps_done, presence.steps_all = request.steps_done, request.steps_all
         step = self._run.state.step
@@ -188,20 +199,16 @@ class CoordinatorService(UploadService):
     def Check(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         return self._preflight.answer(requests, context.peer())
 
-    def _session(self, client: ClientId, token: str, before: Member | None) -> int:
+    def _session(self, client: ClientId, token: str) -> int:
         """Return the session number for a client that has just joined.
 
         Raise ClientIdTaken if another token has the name by now: that session is not this client's.
         """
-        state, numbers = self._run.state, self._context.numbers
+        state = self._run.state
         member = state.members[client]
         if member.token != token:
             raise request_checks.taken(client)
-        if before and before.token == token:
-            numbers.replace(client, before.session)
-        else:
-            numbers.forget(client)
-        return numbers.number(state.run_id, client, member.session)
+        return self._context.numbers.number(state.run_id, client, member.session)
 
     async def _task(self, member: Member, request: pb.NextTaskRequest, peer: str) -> Ready | None:
         """Return the client's task after encoding its payloads; None if the client must wait."""

@@ -10,17 +10,15 @@ wire and apart from the counts 1, 2, 3, … that earlier versions sent.
 import hashlib
 import hmac
 import secrets
-from collections import defaultdict, deque
 
 from ssfl.durable.files import write_atomic
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import StateError
 from ssfl.server.storage.state_directory import StateDirectory
+from ssfl.strategies.contract import ClientId
 
 KEY_BYTES = 32
 LARGEST = (1 << 63) - 1
 _LEADING = 1 << 62
-_MAX_REPLACED = 16  # counts remembered for each client
 
 
 def read_session_key(directory: StateDirectory) -> bytes:
@@ -40,16 +38,13 @@ def read_session_key(directory: StateDirectory) -> bytes:
 
 
 class SessionNumbers:
-    """Signs sessions, and recognizes those that a newer Join of the same token replaced."""
+    """Signs sessions, and recognizes its signatures."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._replaced: dict[ClientId, deque[int]] = defaultdict(
-            lambda: deque(maxlen=_MAX_REPLACED)
-        )
 
     def number(self, run_id: str, client: ClientId, count: int) -> int:
-        """Return the number that stands on the wire for a session of the journal."""
+        """Return the number on the wire for the session that the journal counts as `count`."""
         text = b"\0".join((run_id.encode(), client.encode(), str(count).encode()))
         digest = hmac.digest(self._key, text, hashlib.sha256)
         return _LEADING | int.from_bytes(digest[:8]) >> 2
@@ -58,16 +53,3 @@ class SessionNumbers:
         """Return True if a number from the wire stands for this session."""
         expected = self.number(run_id, client, count)
         return hmac.compare_digest(number.to_bytes(8), expected.to_bytes(8))
-
-    def replace(self, client: ClientId, count: int) -> None:
-        """Remember a session that a newer Join of the same token replaced."""
-        self._replaced[client].append(count)
-
-    def forget(self, client: ClientId) -> None:
-        """Forget the replaced sessions of a client: its name has another token now."""
-        self._replaced.pop(client, None)
-
-    def was_replaced(self, number: int, run_id: str, client: ClientId) -> bool:
-        """Return True if a number stands for a remembered session."""
-        counts = self._replaced.get(client, ())
-        return any(self.is_signed(number, run_id, client, count) for count in counts)

@@ -23,7 +23,13 @@ _BY_CODE: dict[StatusCode, tuple[type[Exception], ...]] = {
     StatusCode.RESOURCE_EXHAUSTED: (errors.TooManyJoins, errors.TooManyCalls, errors.TooManyChecks),
     StatusCode.FAILED_PRECONDITION: (
         *(errors.VersionUnsupported, errors.RunFull, errors.TooManySamples),
-        *(errors.ManifestMismatch, errors.JoinAgain, errors.StaleBase, errors.RunOver),
+        *(
+            errors.ManifestMismatch,
+            errors.StrategyMismatch,
+            errors.JoinAgain,
+            errors.StaleBase,
+            errors.RunOver,
+        ),
         *(errors.IsPaused, errors.NoMask, errors.TooFewClients, errors.ModelUnusable),
     ),
 }

@@ -36,14 +36,19 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         request, member = await self._header(requests, InitialUpload.phase, context)
         request_checks.check_ready(member, self._run.state)
         upload = InitialUpload.admit(self._descriptions, member, request.header)
-        if isinstance(upload, InitialUpload):
-            if upload.follows_from_seed:
-                with self._context.open_call(member), self.uploads.refused_if_full():
-                    upload = await upload.commit_model()
-            else:
-                upload.check_payload()
-        async for response in self._responses(upload, member, requests, pb.SendInitialResponse):
-            yield response
+        presence = self._context.presence.heard(member.client, self._context.clock())
+        presence.descriptions += 1
+        try:
+            if isinstance(upload, InitialUpload):
+                if upload.follows_from_seed:
+                    with self._context.open_call(member), self.uploads.refused_if_full():
+                        upload = await upload.commit_model()
+                else:
+                    upload.check_payload()
+            async for response in self._responses(upload, member, requests, pb.SendInitialResponse):
+                yield response
+        finally:
+            presence.descriptions -= 1
 
     async def ReportSaliency(
         self, requests: AsyncIterator[pb.ReportSaliencyRequest], context: Any

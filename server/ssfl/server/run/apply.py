@@ -4,14 +4,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.method.strategies.ssfl import SCORED_BY_ONE_CLIENT, SCORED_WITHOUT_CLIENTS
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.quality import chosen_on, mean_client_loss, quality
 from ssfl.server.run.state import Best, Member, RunState, Step, StepCounts, is_ready
+from ssfl.strategies.contract import ClientId, Scorers, Work
+from ssfl.strategies.registry import strategy_for
 
 LOST_MEMORY = 0.8  # weight of the earlier share of lost clients in its moving average
+MAX_REPLACED = 16  # newest replaced sessions that are kept for each member
 MAX_LOSSES = 6  # newest rounds whose losses are kept to detect a jump
 
 
@@ -81,11 +82,13 @@ def _applied(state: RunState, fact: Fact) -> RunState:
         case facts.RunOpened():
             return replace(state, run_id=fact.run_id)
         case facts.ClientJoined():
-            before = state.members.get(fact.client)
+            before, replaced = state.members.get(fact.client), tuple[int, ...]()
+            if before and before.token == fact.token:
+                replaced = (*before.replaced, before.session)[-MAX_REPLACED:]
             member = Member(
                 fact.client, fact.session, fact.token, fact.num_samples, fact.manifest_digest,
                 fact.fingerprint, fact.encodings, fact.labels,
-                has_final_model=before.has_final_model if before else False,
+                has_final_model=before.has_final_model if before else False, replaced=replaced,
             )  # fmt: skip
             return replace(
                 state,
@@ -103,6 +106,7 @@ def _applied(state: RunState, fact: Fact) -> RunState:
                 mask_digest=fact.mask_digest,
                 num_kept=fact.num_kept,
                 base_digest=fact.base_digest,
+                stage=fact.stage,
             )
         case facts.RunStarted():
             return replace(state, founders=fact.clients)
@@ -111,7 +115,8 @@ def _applied(state: RunState, fact: Fact) -> RunState:
                 fact.step, fact.work, fact.criterion, fact.round_number, fact.attempt,
                 fact.cohort, uploads={}, reducer=fact.reducer, equal_weights=fact.equal_weights,
                 num_batches=fact.num_batches, reason=fact.reason, goal=fact.goal,
-                fraction_bits=fact.fraction_bits,
+                fraction_bits=fact.fraction_bits, task=fact.task,
+                counts_as_round=fact.counts_as_round,
             )  # fmt: skip
             return replace(state, step=step, last_step=fact.step)
         case facts.ClientsAdded():
@@ -137,7 +142,9 @@ def _applied(state: RunState, fact: Fact) -> RunState:
         case facts.StopRequested():
             return replace(state, stop_asked=True)
         case facts.RunFinished():
-            return replace(state, step=None, finished=True, stopped=fact.stopped, paused_at=None)
+            reason = fact.reason or state.end_reason
+            done = replace(state, finished=True, stopped=fact.stopped, end_reason=reason)
+            return replace(done, step=None, paused_at=None)
         case facts.ClientLeft():
             member = replace(state.members[fact.client], left=True, has_final_model=fact.finished)
             return replace(state, members={**state.members, fact.client: member})
@@ -178,7 +185,7 @@ def _with_lost_share(state: RunState, lost: tuple[ClientId, ...]) -> RunState:
 
 
 def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
-    step = _open(state)
+    step, moved = _open(state), fact.mask_epoch != state.mask_epoch
     state = replace(
         state,
         step=None,
@@ -187,6 +194,8 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         mask_digest=fact.mask_digest,
         num_kept=fact.num_kept,
         base_digest=fact.base_digest,
+        extra_digest=fact.extra_digest,
+        stage=fact.stage,
     )
     match step.work:
         case Work.EVALUATE:
@@ -194,10 +203,7 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         case Work.PERSONALIZE:
             return replace(state, personalized=True)
         case Work.SCORE:
-            asks_all = state.settings.criterion not in (
-                *SCORED_BY_ONE_CLIENT,
-                *SCORED_WITHOUT_CLIENTS,
-            )
+            asks_all = strategy_for(state.settings).scorers is Scorers.ALL
             asked = step.cohort if asks_all else state.ready
             known = {label for client in asked for label in state.members[client].labels}
             state = replace(
@@ -211,7 +217,9 @@ def _committed(state: RunState, fact: facts.StepCommitted) -> RunState:
         case Work.TRAIN:
             loss = mean_client_loss([upload.report for upload in _closed(step)])
             losses = (*state.losses, *([] if loss is None else [loss]))[-MAX_LOSSES:]
-            state = replace(state, rounds_done=state.rounds_done + 1, losses=losses)
+            done = state.rounds_done + step.counts_as_round
+            masked = done if moved else state.masked_round
+            state = replace(state, rounds_done=done, losses=losses, masked_round=masked)
     counted = {upload.client: (fact.step, upload.digest) for upload in _closed(step)}
     return replace(state, model_step=fact.step, counted={**state.counted, **counted})
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.run import facts
 from ssfl.server.run.state import Best, Step
+from ssfl.strategies.contract import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,13 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Returned:
     """A lost client sent a heartbeat again."""
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptionOverdue:
+    """A client was asked to describe the model, and has not done so."""
 
     client: ClientId
 
@@ -88,8 +95,8 @@ class Signal(Enum):
 
 
 Event = (
-    Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | Left
-    | PauseAsked | RemoveAsked | ProcessSuspended | Signal
+    Joined | Initialized | UploadReceived | StepReduced | Lost | Returned | DescriptionOverdue
+    | Left | PauseAsked | RemoveAsked | ProcessSuspended | Signal
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ Each fact is one JSON object. Digests are in hex, so that the journal is readabl
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
-from ssfl.method.strategies.contract import ClientId, Reducer, Work
+from ssfl.strategies.contract import ClientId, Reducer, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class RunOpened:
     run_id: str
     settings: Mapping[str, Any]
     software: str
+    strategy: str = ""  # contract number or SHA-256 of the strategy (registry.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class ModelInitialized:
     mask_digest: str
     num_kept: int
     base_digest: str
+    stage: str = ""  # of the strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class StepStarted:
     reason: str = ""  # SCORE: why the mask is refreshed; empty for the first mask
     goal: int = 0  # TRAIN: number of reports that closes the step; 0: all of the cohort
     fraction_bits: int | None = None  # TRAIN: grid of the sum; None: derived from the cohort
+    task: str = ""  # TRAIN: the strategy's word for the work
+    counts_as_round: bool = True  # TRAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class UploadAccepted:
     largest: float = 0.0  # largest |value|; decides the grid of a sum of scores
     report: Mapping[str, Any] = field(default_factory=dict)  # metrics and timings, for history
     stored: str = ""  # SHA-256 of its file in the spool: the values as they enter the sum
+    own_mask: str = ""  # digest of the mask that came with it; empty: none
+    numbers: tuple[float, ...] = ()  # of the strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,8 @@ class StepCommitted:
     base_digest: str
     report: Mapping[str, Any] = field(default_factory=dict)  # bytes and times so far, for history
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
+    extra_digest: str = ""  # of what the strategy keeps beside the model; empty: as at the start
+    stage: str = ""  # of the strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,23 +204,35 @@ WITH_BYTES = (StepCommitted, RunFinished, BytesCounted)  # their reports hold th
 _KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in get_args(Fact)}
 
 
+# Fields that are written only if they differ from their defaults: most strategies do not use them.
+_SELDOM: dict[str, Any] = {
+    "task": "", "counts_as_round": True, "own_mask": "", "numbers": (), "extra_digest": "",
+    "stage": "", "strategy": "",
+}  # fmt: skip
+
+
 def to_json(fact: Fact) -> bytes:
     """Return the journal form of a fact."""
-    return json.dumps({"fact": type(fact).__name__, **asdict(fact)}, separators=(",", ":")).encode()
+    given = {}
+    for one in fields(fact):
+        value = getattr(fact, one.name)
+        if one.name not in _SELDOM or value != _SELDOM[one.name]:
+            given[one.name] = value
+    return json.dumps({"fact": type(fact).__name__, **given}, separators=(",", ":")).encode()
 
 
 def from_json(text: bytes) -> Fact:
     """Return the fact of a journal record; raise ValueError if its kind is unknown."""
     try:
-        fields = json.loads(text)
-        kind = _KINDS[fields.pop("fact")]
-        if "work" in fields:
-            fields["work"] = Work(fields["work"])
-        if "reducer" in fields:
-            fields["reducer"] = Reducer(fields["reducer"])
-        for name in ("clients", "accepted", "missing", "lost", "encodings", "labels"):
-            if name in fields:
-                fields[name] = tuple(fields[name])
-        return kind(**fields)
+        record = json.loads(text)
+        kind = _KINDS[record.pop("fact")]
+        if "work" in record:
+            record["work"] = Work(record["work"])
+        if "reducer" in record:
+            record["reducer"] = Reducer(record["reducer"])
+        for name in ("clients", "accepted", "missing", "lost", "encodings", "labels", "numbers"):
+            if name in record:
+                record[name] = tuple(record[name])
+        return kind(**record)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"unknown record: {error}") from error

@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import assert_never
 
 from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
-from ssfl.method.strategies import strategy_for
-from ssfl.method.strategies.contract import ClientId, Plan, Position, Work
 from ssfl.server.run import events, facts, quorum
 from ssfl.server.run.apply import apply, with_lost
 from ssfl.server.run.events import Action, Event, Fold, Persist, Reply
 from ssfl.server.run.refresh import has_mask, no_round_left, refresh_due
 from ssfl.server.run.state import RunState, weight_of
 from ssfl.server.run.waiting import QUIET_S
+from ssfl.strategies.contract import ClientId, Plan, Position, Work
+from ssfl.strategies.registry import strategy_for
 
 Outcome = tuple[RunState, list[Action], Reply]
 
@@ -86,6 +86,9 @@ class _Decision:
                 self.state = with_lost(self.state, self.state.lost | {event.client})
             case events.Returned():
                 self.state = with_lost(self.state, self.state.lost - {event.client})
+            case events.DescriptionOverdue():
+                others = [one for one in self.state.passed_over if one != event.client]
+                self.state = replace(self.state, passed_over=(*others, event.client))
             case events.Left():
                 member = self.state.members.get(event.client)
                 if member and event.session not in (None, member.session):
@@ -186,9 +189,15 @@ class _Decision:
         state = self.state
         self._commit(
             facts.StepCommitted(
-                step, state.mask_epoch, state.mask_digest, state.num_kept, state.base_digest
+                step,
+                state.mask_epoch,
+                state.mask_digest,
+                state.num_kept,
+                state.base_digest,
+                extra_digest=state.extra_digest,
+                stage=state.stage,
             )
-        )
+        )  # fmt: skip
         if self.state.best and self.state.best != state.best:
             self.actions.append(events.KeepBest(self.state.best))
 
@@ -335,7 +344,8 @@ class _Decision:
             self._start_step(Plan(Work.EVALUATE, tuple(clients)))
             return True
         if _is_last(state):
-            if settings.personalize_epochs and not state.personalized and clients:
+            personal = settings.personalize_epochs or strategy_for(settings).has_personal_models
+            if personal and not state.personalized and clients:
                 self._start_step(Plan(Work.PERSONALIZE, tuple(clients)))
             else:
                 self._finish(stopped=False)
@@ -350,10 +360,13 @@ class _Decision:
             bool(reason),
             frozenset(clients) - set(state.founders),
             quorum.num_to_invite(state, goal) - goal if goal else 0,
+            state.stage,
         )
         plan = strategy_for(settings).plan(position, clients)
-        assert plan is not None
-        self._start_step(plan, reason)
+        if plan is None:
+            self._finish(stopped=False, reason="the strategy planned no further round")
+        else:
+            self._start_step(plan, reason)
         return True
 
     def _start_step(self, plan: Plan, reason: str = "") -> None:
@@ -368,6 +381,7 @@ class _Decision:
                 state.last_step + 1, plan.work, plan.criterion, state.rounds_done, state.attempt,
                 {name: weight_of(state.members[name], state.settings) for name in plan.cohort},
                 plan.reducer, plan.equal_weights, plan.num_batches, reason, goal, bits,
+                plan.task, plan.counts_as_round,
             )
         )  # fmt: skip
         self.state = replace(self.state, step_began_s=self.now_s, asked_s=self.now_s)
@@ -375,6 +389,7 @@ class _Decision:
             assert self.state.step is not None
             self.actions.append(events.OpenStep(self.state.step))
 
-    def _finish(self, *, stopped: bool) -> None:
-        self._fact(facts.RunFinished(stopped, "" if stopped else self.state.end_reason))
+    def _finish(self, *, stopped: bool, reason: str = "") -> None:
+        ends_early = "" if stopped else reason or self.state.end_reason
+        self._fact(facts.RunFinished(stopped, ends_early))
         self.actions.append(events.WriteModel())

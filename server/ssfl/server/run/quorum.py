@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ssfl.method.exact_sum import VALUE_BOUND, max_weight
 from ssfl.method.sampling import cohort_size
-from ssfl.method.strategies.contract import ClientId, Work
-from ssfl.method.strategies.ssfl import SCORED_BY_ONE_CLIENT, SCORED_WITHOUT_CLIENTS
 from ssfl.method.streams import Stream
 from ssfl.server.run.refresh import refresh_due
 from ssfl.server.run.state import RunState, Stall, Step, weight_of
+from ssfl.strategies.contract import ClientId, Position, Scorers, Work
+from ssfl.strategies.registry import strategy_for
 
 MIN_TIME_LEFT = 0.25  # share of the round deadline that must remain to ask replacements
 MAX_OVER_SELECTION = 3.0  # invitations per report needed, at most
@@ -154,15 +154,13 @@ def goal(state: RunState, clients: list[ClientId]) -> int:
 
 def needed_next(state: RunState) -> int:
     """Return how many clients the next step of a started run needs."""
-    settings, warm = state.settings, state.settings.warmup_rounds
-    if not settings.scoring_quorum or settings.criterion in (
-        *SCORED_BY_ONE_CLIENT,
-        *SCORED_WITHOUT_CLIENTS,
-    ):
+    settings, strategy = state.settings, strategy_for(state.settings)
+    if not settings.scoring_quorum or strategy.scorers is not Scorers.ALL:
         return settings.min_clients
-    first = state.mask_epoch == 0 or (state.mask_epoch == 1 and 0 < warm <= state.rounds_done)
-    scores = settings.strategy == "ssfl" and (first or bool(refresh_due(state)))
-    return max(settings.min_clients, settings.scoring_quorum) if scores else settings.min_clients
+    position = Position(state.rounds_done, state.mask_epoch, 0, bool(refresh_due(state)))
+    if not strategy.is_mask_due(position):
+        return settings.min_clients
+    return max(settings.min_clients, settings.scoring_quorum)
 
 
 def find_stall(state: RunState, now_s: float) -> Stall | None:

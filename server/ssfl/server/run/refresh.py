@@ -3,11 +3,13 @@
 Pure functions of RunState. A reason is a text for users; it is empty if there is none.
 """
 
+from collections.abc import Sequence
 from statistics import median
 
 from ssfl.method.schedule import parse_rounds, sparsity_at
-from ssfl.method.strategies.contract import Work
 from ssfl.server.run.state import RunState
+from ssfl.strategies.contract import Work
+from ssfl.strategies.registry import strategy_for
 
 USUAL_ROUNDS = 5  # the usual loss is the median of this many rounds
 MIN_ROUNDS = 3  # before a jump can be detected
@@ -15,10 +17,9 @@ MIN_ROUNDS = 3  # before a jump can be detected
 
 def has_mask(state: RunState) -> bool:
     """Return True if there is an agreed mask to refresh (the all-ones mask of a warm-up is not)."""
-    settings = state.settings
-    if settings.strategy != "ssfl" or settings.criterion == "client-random":
+    if strategy_for(state.settings).why_fixed:
         return False
-    return state.mask_epoch > (1 if settings.warmup_rounds else 0)
+    return state.mask_epoch > (1 if state.settings.warmup_rounds else 0)
 
 
 def no_round_left(state: RunState) -> bool:
@@ -47,7 +48,7 @@ def refresh_due(state: RunState) -> str:
     if settings.refresh_on_new_labels and (new := _new_labels(state)):
         return f"new labels: {', '.join(str(label) for label in new[:10])}"
     if settings.refresh_on_loss_jump:
-        return _loss_jump(state.losses, settings.refresh_on_loss_jump)
+        return loss_jump(state.losses, settings.refresh_on_loss_jump)
     return ""
 
 
@@ -57,7 +58,8 @@ def _new_labels(state: RunState) -> list[int]:
     return sorted(here - state.known_labels) if state.known_labels else []
 
 
-def _loss_jump(losses: tuple[float, ...], factor: float) -> str:
+def loss_jump(losses: Sequence[float], factor: float) -> str:
+    """Return why the newest loss is a jump; empty if it is none."""
     if len(losses) <= MIN_ROUNDS:
         return ""
     *before, now = losses

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.contract import ClientId, Reducer, Work
 from ssfl.server.errors import TooManySamples
 from ssfl.server.run import facts
+from ssfl.strategies.contract import ClientId, Reducer, Work
 
 
 class Phase(StrEnum):
@@ -43,6 +43,7 @@ class Member:
     labels: tuple[int, ...] = ()
     left: bool = False
     has_final_model: bool = False
+    replaced: tuple[int, ...] = ()  # newest sessions that later Joins of the same token replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Step:
     reason: str = ""  # SCORE: why the mask is refreshed; empty for the first mask
     goal: int = 0  # TRAIN: number of reports that closes the step; 0: all of the cohort
     fraction_bits: int | None = None
+    task: str = ""  # TRAIN: the strategy's word for the work
+    counts_as_round: bool = True  # TRAIN
     counts: StepCounts = StepCounts()
 
     def awaits(self, client: ClientId) -> bool:
@@ -156,13 +159,16 @@ class RunState:
     # The clients that were ready when the run started; empty before that.
     # INVARIANT: founders are set once.
     founders: tuple[ClientId, ...] = ()
-    # INVARIANT: rounds_done grows by one with each committed TRAIN step, and never otherwise.
+    # INVARIANT: rounds_done grows by one with each committed TRAIN step that counts as a round,
+    # and never otherwise.
     rounds_done: int = 0
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation by all clients
     attempt: int = 0  # number of void attempts at the next step
     last_step: int = 0
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
     masked_round: int = 0  # rounds_done when the newest mask was agreed
+    extra_digest: str = ""  # of what the strategy keeps beside the model; empty: as at the start
+    stage: str = ""  # of the strategy
     refresh_asked: bool = False
     paused_at: float | None = None  # unix seconds; None: not paused
     known_labels: frozenset[int] = frozenset()  # of clients that took part in agreeing on a mask
@@ -186,6 +192,8 @@ class RunState:
     share_lost: float | None = None  # recent share of lost clients; None: not known yet
 
     lost: frozenset[ClientId] = frozenset()
+    # Clients that were asked to describe the model and did not, the latest last.
+    passed_over: tuple[ClientId, ...] = ()
     # Start of the countdown to the first step: when a client last became ready, or the run resumed.
     countdown_from_s: float = 0.0
     step_began_s: float = 0.0
@@ -249,7 +257,11 @@ def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> 
 
 
 def initializer(state: RunState) -> Member | None:
-    """Return the client that must describe the model: the first able one that is not lost."""
+    """Return the client that must describe the model: the first able one that is not lost.
+
+    A client that was passed over is asked again only after all others.
+    """
+    order = {client: place for place, client in enumerate(state.passed_over)}
     able = [m for m in state.members.values() if m.manifest_digest and not m.left]
     present = [m for m in able if m.client not in state.lost | state.removed]
-    return min(present, key=lambda m: m.session, default=None)
+    return min(present, key=lambda m: (order.get(m.client, -1), m.session), default=None)

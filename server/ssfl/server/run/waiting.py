@@ -1,11 +1,13 @@
 """Texts for users: what a run waits for, the state of each client, the remaining time."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import islice
 
-from ssfl.method.strategies.contract import ClientId
-from ssfl.server.run.state import Phase, RunState, initializer
+from ssfl.server.run.state import Phase, RunState, Step, initializer
+from ssfl.strategies.contract import ClientId
 
-QUIET_S = 15.0  # without --clients and `ssfl start`, start after this long without a new client
+QUIET_S = 15.0  # without --clients, a run starts after this long without a new client
 NAMES = 5  # names shown; the others are counted
 STATES = ("working", "waiting", "reported", "lost", "left", "removed")  # of a client
 
@@ -18,7 +20,7 @@ def waiting_for(state: RunState, now_s: float) -> str:
         return "the coordinator, which is being stopped, to start again"
     if state.paused_at is not None and state.step is None:
         since = f"{datetime.fromtimestamp(state.paused_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        joined = "" if state.founders else f"; clients that have joined: {len(state.ready)}"
+        joined = "" if state.founders else f"; clients that have joined: {state.num_ready}"
         return f"an operator: paused since {since}, continue with `ssfl resume`{joined}"
     if state.stall:
         absent = named(state, state.stall.missing) or "no known client"
@@ -30,14 +32,27 @@ def waiting_for(state: RunState, now_s: float) -> str:
     then = "; then the run pauses" if state.paused else ""
     if state.step.closed is not None:
         return f"the sum{then}"
-    return f"{state.step.work.value} of {named(state, sorted(state.step.pending))}{then}"
+    return f"{state.step.work.value} of {_pending(state, state.step)}{then}"
 
 
 def named(state: RunState, clients: "tuple[ClientId, ...] | list[ClientId]") -> str:
-    """Return the first names, each with why the client is away."""
-    names = ", ".join(_named(state, client) for client in clients[:NAMES])
-    more = len(clients) - NAMES
-    return f"{names} and {more} more" if more > 0 else names
+    """Return up to NAMES client names, each with the reason if the client is away."""
+    return _with_more(state, clients[:NAMES], len(clients))
+
+
+def _pending(state: RunState, step: Step) -> str:
+    """Return up to NAMES names of pending clients.
+
+    The text is composed for each waiting client, so it does not sort the whole cohort, which is
+    sorted except for clients that were added later.
+    """
+    first = islice((client for client in step.cohort if client not in step.uploads), NAMES)
+    return _with_more(state, sorted(first), len(step.cohort) - len(step.uploads))
+
+
+def _with_more(state: RunState, first: Iterable[ClientId], number: int) -> str:
+    names = ", ".join(_named(state, client) for client in first)
+    return f"{names} and {number - NAMES} more" if number > NAMES else names
 
 
 def _named(state: RunState, client: ClientId) -> str:
@@ -51,7 +66,7 @@ def _gathering(state: RunState, now_s: float) -> str:
         asked = initializer(state)
         whose = f"{asked.client}'s" if asked else "a client's"
         return f"{whose} description of the model (joined so far: {here})"
-    ready, number = len(state.ready), state.settings.clients
+    ready, number = state.num_ready, state.settings.clients
     if number:
         return f"clients: {ready} of {number} have joined"
     fewest = state.settings.min_clients

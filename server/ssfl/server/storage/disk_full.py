@@ -1,7 +1,7 @@
 """Handling of a full disk: writes wait for free space and are retried.
 
 Acknowledged data is never lost, and partial writes are truncated (journal.py). A coordinator with a
-full disk therefore stops and resumes by itself when there is space.
+full disk therefore pauses, and resumes by itself when there is space.
 """
 
 import errno

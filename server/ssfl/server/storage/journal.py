@@ -5,15 +5,15 @@
                                                                                 little-endian
 
 `append` returns after fsync. If it fails, the file is unchanged. Opening the file truncates a torn
-tail left by a crash. Damage anywhere else is an error, since every record behind it was
-acknowledged. The head has a checksum of its own, because a damaged length would look like a torn
-record.
+tail left by a crash. Damage anywhere else is an error, since every record after it was
+acknowledged. The head (length and CRC of the body) has its own checksum: otherwise a damaged length
+would look like a torn record.
 
 Fencing: opening a journal takes ownership of it. The file is renamed, read, and copied to a new
-file under the old name. After each write, and BEFORE acknowledging it, the previous owner checks
-that the name still belongs to its file, and stops if it does not. So a record was either read by
-the new owner, or never acknowledged. This works on any file system with atomic renames, also
-across machines.
+file under the old name. After each write, and BEFORE acknowledging it, an owner checks that the
+name still refers to its own file, and stops if it does not. So a record was either read by the new
+owner, or never acknowledged. This works on any file system with atomic renames, even across
+machines.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class Journal:
         return [body for _, body in records_of(self.path)]
 
     def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield the position behind each record, and its body, from byte `start` to `stop`."""
+        """Yield the end position and the body of each record from byte `start` to `stop`."""
         return records_of(self.path, start, stop)
 
     def append(self, bodies: Sequence[bytes]) -> None:
@@ -130,11 +130,11 @@ class JournalFile:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def read_from(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield the position behind each record, and its body, from byte `start` to `stop`."""
+        """Yield the end position and the body of each record from byte `start` to `stop`."""
         return records_of(self.path, start, stop)
 
     def crc32(self, start: int, stop: int, before: int = 0) -> int:
-        """Return the CRC-32 of a range of bytes, continued from that of the bytes `before`."""
+        """Return the CRC-32 of a range of bytes, continued from the CRC-32 `before`."""
         with self.path.open("rb") as file:
             file.seek(start)
             while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
@@ -214,7 +214,7 @@ def _create(path: Path, data: Iterable[bytes]) -> FileIO:
     except BaseException:
         file.close()
         raise
-    for left in path.parent.glob(f"{path.name}.*{NEW}"):  # by interrupted starts
+    for left in path.parent.glob(f"{path.name}.*{NEW}"):  # left by interrupted starts
         left.unlink(missing_ok=True)
     return file
 
@@ -231,8 +231,9 @@ def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[
     """Yield the end position and the body of each record, up to a torn tail.
 
     Read from byte `start`, where a record begins, to byte `stop`. Raise StateError where the file
-    is damaged.
+    is damaged. A record that is being appended is read again while the file grows.
     """
+    size = 0  # of the file after the last unsound record
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise StateError(
@@ -247,7 +248,10 @@ def records_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[
                 at += len(head) + length
                 yield at, body
             elif _is_empty(file):
-                return  # no data behind it: a torn last write, or space never written
+                return  # no data after it: a torn last write, or space never written
+            elif (grown := file.seek(0, os.SEEK_END)) > size:
+                size = grown
+                file.seek(at)
             else:
                 raise StateError(
                     f"{path} is damaged at byte {at}: restore it from a backup, "

@@ -1,15 +1,17 @@
 """Model files in the state directory. The journal names a file only after it is synced.
 
 manifest-<digest>.json  the run's manifest
-initial-<digest>.f32    initial vector, also if it could be rebuilt from the seed (slower)
+initial-<digest>.f32    initial vector, even if it could be rebuilt from the seed (slower)
 mask-<epoch>.bin        packed mask bits
 scored-<epoch>.f32      the whole model a mask was agreed on, if not the initial one
 values-<step>.f32       kept values after the step
 change-<step>.bin       lossy runs: the change that led to these values, after its SHA-256
 best-<step>.f32         kept values of the best model so far
+extra-<digest>.json     names and digests of what a strategy keeps beside the model
+item-<digest>.bin       one of these: float32 values, or packed mask bits
 
 The values before the newest are kept until the next step: clients hold them, and downloads are
-coded against them, also after a restart. These values, older masks and the change are not named by
+coded against them, even after a restart. These values, older masks and the change are not named by
 the journal. If one is missing or damaged, clients are sent more bytes, but the same values.
 
 Several clients may describe a model at once, and the journal decides on one. Files named by
@@ -17,7 +19,8 @@ digest cannot overwrite each other.
 """
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -30,7 +33,16 @@ from ssfl.codec import values_only
 from ssfl.method.initialize import initial_vector
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState, StoredVector, values_digest, vector_of
+from ssfl.method.model_state import (
+    ModelState,
+    StoredVector,
+    Vector,
+    extra_digest,
+    extra_index,
+    item_digest,
+    values_digest,
+    vector_of,
+)
 from ssfl.server.errors import StateError
 from ssfl.server.run.state import Best
 from ssfl.server.storage.blobs import FileBlobs
@@ -84,7 +96,42 @@ class Store:
         if state.change is not None:
             digest = hashlib.sha256(state.change).digest()
             self._blobs.put(f"change-{step}.bin", [digest, state.change])
+        self._save_extra(state.extra)
         self._blobs.put(f"values-{step}.f32", values_only.encode(state.values))
+
+    def _save_extra(self, extra: Mapping[str, Vector | Mask]) -> None:
+        """Store what a strategy keeps beside the model; items that are here are not rewritten."""
+        if not extra:
+            return
+        held = set(self._blobs.names("item-"))
+        for value in extra.values():
+            name = _item(item_digest(value).hex())
+            if name not in held:
+                data = value.bits if isinstance(value, Mask) else values_only.encode(value)
+                self._blobs.put(name, data)
+                held.add(name)
+        self._blobs.put(_extra(extra_digest(extra)), extra_index(extra))
+
+    def load_extra(self, digest: str, manifest: Manifest) -> dict[str, Vector | Mask]:
+        """Return what a strategy keeps beside the model, as the journal names it."""
+        size, found = manifest.num_masked, dict[str, Vector | Mask]()
+        for name, (kind, item) in json.loads(self._read(_extra(digest), digest)).items():
+            if kind == "mask":
+                prefix = size.to_bytes(8, "little")
+                found[name] = Mask(bytes(self._read(_item(item), item, prefix=prefix)), size)
+            else:
+                found[name] = self._read_vector(_item(item), item)
+        return found
+
+    def _drop_extra_but(self, digest: str) -> None:
+        """Delete items that the journal no longer names."""
+        kept = set[str]()
+        if digest:
+            index = json.loads(self._read(_extra(digest), digest))
+            kept = {_extra(digest), *(_item(item) for _, item in index.values())}
+        for name in [*self._blobs.names("extra-"), *self._blobs.names("item-")]:
+            if name not in kept:
+                self._blobs.delete(name)
 
     def keep_best(self, step: int) -> None:
         """Keep the values of a step as the best so far."""
@@ -129,11 +176,15 @@ class Store:
         """The newest step whose values are here; 0: none."""
         return max(self._numbers("values"), default=0)
 
-    def drop_older(self, step: int, epoch: int) -> None:
-        """Delete files that are no longer needed; call it AFTER the journal names a newer step."""
+    def drop_older(self, step: int, epoch: int, extra: str = "") -> None:
+        """Delete files that are no longer needed; call it AFTER the journal names a newer step.
+
+        `extra` is the digest of what the strategy keeps beside the model.
+        """
         self._drop_below("values", self._step_before(step) or step)
         self._drop_below("change", step)
         self._drop_below("scored", epoch)
+        self._drop_extra_but(extra)
 
     def load_earlier(self, step: int, model: ModelState, *, renewed: bool) -> list[ModelState]:
         """Return the earlier models that clients may hold, oldest first.
@@ -283,3 +334,11 @@ def _manifest(digest: str) -> str:
 
 def _initial(digest: str) -> str:
     return f"initial-{digest[:16]}.f32"
+
+
+def _extra(digest: str) -> str:
+    return f"extra-{digest[:16]}.json"
+
+
+def _item(digest: str) -> str:
+    return f"item-{digest[:32]}.bin"

@@ -24,11 +24,11 @@ from pathlib import Path
 from ssfl.durable.failpoints import failpoint
 from ssfl.durable.files import sync_directory, write_atomic
 from ssfl.method.model_state import Vector
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.accounting.memory import folder_bytes
 from ssfl.server.errors import StateError
 from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.server.storage.upload_files import PartialUpload, StoredValues, UploadFile
+from ssfl.strategies.contract import ClientId
 
 SUMS = "SHA256SUMS"
 
@@ -63,7 +63,7 @@ class Spool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # uploads are not encrypted
         path = folder / f"{client}.{digest.hex()[:16]}.part"
         with self._lock:
-            if step != self._step:  # or a power cut could lose a synced file with its folder
+            if step != self._step:  # else a power cut could lose a synced file with its folder
                 sync_directory(self.root)
                 sync_directory(self.root.parent)
                 self._step, self._parts = step, _parts_in(folder)
@@ -81,6 +81,10 @@ class Spool:
     def read(self, step: int, client: ClientId, digest: bytes, start: int, count: int) -> Vector:
         """Return up to `count` values of a kept upload, from value number `start`."""
         return self.stored(step, client, digest).read(start, count)
+
+    def tail(self, step: int, client: ClientId, digest: bytes, num_bytes: int) -> bytes:
+        """Return the last bytes of a kept upload."""
+        return self.stored(step, client, digest).tail(num_bytes)
 
     def keep(self, part: PartialUpload, values: StoredValues) -> None:
         """Make verified values permanent: sync them, then rename them to their final name.
@@ -151,7 +155,7 @@ class Spool:
 
 
 class KeptUploads:
-    """Accepted uploads, in the spool or kept; an audit reads while a coordinator moves them."""
+    """Accepted uploads, in the spool or kept; an audit may read them while they are moved."""
 
     def __init__(self, directory: StateDirectory) -> None:
         self._directory = directory
@@ -182,6 +186,12 @@ class KeptUploads:
             return self.find(step, client, digest.hex()).read(start, count)
         return self.find(step, client, digest.hex()).read(start, count)
 
+    def tail(self, step: int, client: ClientId, digest: bytes, num_bytes: int) -> bytes:
+        """Return the last bytes of an upload."""
+        with suppress(FileNotFoundError):
+            return self.find(step, client, digest.hex()).tail(num_bytes)
+        return self.find(step, client, digest.hex()).tail(num_bytes)
+
 
 def _parts_in(folder: Path) -> dict[ClientId, Path]:
     """Return the unfinished uploads of a step, which an earlier process may have left."""
@@ -210,4 +220,4 @@ def check_stored(values: StoredValues, stored: str) -> None:
             raise StateError(f"{values} is damaged: it is not what was accepted; {mend}")
         _ = values.num_bytes
     except FileNotFoundError:
-        raise StateError(f"{values} is missing, an accepted upload: {mend}") from None
+        raise StateError(f"{values}, an accepted upload, is missing: {mend}") from None

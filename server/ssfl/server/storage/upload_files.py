@@ -63,6 +63,12 @@ class StoredValues(UploadFile):
         values = np.fromfile(self.path, dtype="<f4", count=count, offset=4 * start)
         return values.astype(np.float32, copy=False)
 
+    def tail(self, num_bytes: int) -> bytes:
+        """Return the last bytes of the file; fewer if it is shorter."""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.num_bytes - num_bytes))
+            return file.read(num_bytes)
+
     def blocks(self, count: int) -> Iterator[Block]:
         """Yield the first `count` values, block by block."""
         for start in range(0, count, BLOCK):
@@ -75,7 +81,7 @@ class PartialUpload(UploadFile):
 
     @property
     def values(self) -> StoredValues:
-        """The same file, read as values: for an upload without an encoding."""
+        """The same file, read as values: for an upload of plain float32 values."""
         return StoredValues(self.path)
 
     def append(self, data: bytes) -> None:
@@ -123,6 +129,9 @@ class StagedValues:
 
     def write(self, block: Vector) -> None:
         self.file.write(values_only.encode(block))
+
+    def write_bytes(self, data: bytes) -> None:
+        self.file.write(data)
 
 
 def _existing(path: str, flags: int) -> int:

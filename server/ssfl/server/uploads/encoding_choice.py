@@ -1,7 +1,7 @@
 """Choice of encodings for a client, by what it can read and by its link.
 
 Coding values against a reference saves a quarter of the bytes and costs some CPU. That pays on
-every link except loopback, so `auto` codes for all other clients.
+every link except loopback, so `auto` uses it on all other links.
 """
 
 from dataclasses import dataclass
@@ -70,5 +70,5 @@ def is_loopback(peer: str) -> bool:
     """
     if peer.startswith("unix"):
         return True
-    place = place_of(peer)  # None: an unknown kind of address; coding is always correct
+    place = place_of(peer)  # None: an unknown kind of address, treated as remote
     return place is not None and ip_address(place[0]).is_loopback

@@ -10,15 +10,14 @@ bytes, or the rest of the payload, arrive in every `no_progress_s`.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from typing import Any, Protocol
 
 from ssfl.codec import Receiver
 from ssfl.codec.errors import DigestMismatch, TruncatedPayload
-from ssfl.method.strategies.contract import ClientId
-from ssfl.server.accounting.ledger import Direction, Ledger, encoding_word
+from ssfl.server.accounting.ledger import Direction, Ledger
 from ssfl.server.errors import InvalidRequest, NoProgress
 from ssfl.server.history.counters import ProcessCounters
 from ssfl.server.storage.disk_full import Disk, DiskSpaceWaiter
@@ -26,6 +25,7 @@ from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.slots import UploadSlot, UploadSlots
 from ssfl.server.uploads.verify import VerifiedUpload
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import transfer_pb2 as pb
 
 QUEUED_EVERY_S = 15.0  # interval of `queued` messages to a waiting upload
@@ -51,7 +51,12 @@ class Upload(Protocol):
     client: ClientId
     step: int
     payload: pb.Payload
-    phase: str  # the ledger phase of its bytes
+    phase: str  # the ledger phase of its header
+
+    @property
+    def sections(self) -> Sequence[tuple[str, str, int]]:
+        """Phase, encoding and length of its parts, in the order of their bytes."""
+        ...
 
     def receipt_if_unwanted(self) -> pb.Receipt | None:
         """Return a receipt if the run no longer needs the upload, else None."""
@@ -211,16 +216,27 @@ class UploadReceiver:
                     receiver.offset = progress_byte = 0
                 first_chunk = False
                 receiver.check(chunk.offset, chunk.data, chunk.crc32)
-                self._ledger.count(  # before the write: the call may be cut off during it
-                    upload.phase, Direction.UP, request.ByteSize(), len(chunk.data),
-                    client=upload.client, encoding=encoding_word(upload.payload.encoding),
-                )  # fmt: skip
+                self._count(upload, request)  # before the write, during which the call may be cut
                 await _append(part, chunk.data)
             if receiver.complete:
                 return
             if receiver.offset - progress_byte >= MIN_PROGRESS:
                 progress_s, progress_byte = self._clock(), receiver.offset
             self.slots.check(slot, between_chunks=True)
+
+    def _count(self, upload: Upload, request: UploadRequest) -> None:
+        """Count the bytes of a chunk, each under the phase of its section."""
+        chunk, begin, framing = request.chunk, 0, request.ByteSize() - len(request.chunk.data)
+        for phase, encoding, num_bytes in upload.sections:
+            end = begin + num_bytes
+            inside = min(end, chunk.offset + len(chunk.data)) - max(begin, chunk.offset)
+            if inside > 0:
+                self._ledger.count(
+                    phase, Direction.UP, framing + inside, inside, client=upload.client,
+                    encoding=encoding,
+                )  # fmt: skip
+                framing = 0
+            begin = end
 
     async def _next(
         self,

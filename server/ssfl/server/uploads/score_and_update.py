@@ -5,13 +5,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies.contract import Work
+from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.errors import InvalidRequest, StaleBase, StaleMask
 from ssfl.server.run.state import Member, Step
 from ssfl.server.storage.upload_files import Block, PartialUpload
-from ssfl.server.uploads.decode import check_scores, check_update, score_blocks, update_blocks
+from ssfl.server.uploads.decode import check_scores, score_blocks, update_blocks
 from ssfl.server.uploads.step_upload import StepUpload, UploadServices, open_step
-from ssfl.server.uploads.verify import ScoreCheck, ValueCheck, VerifiedUpload, clip_update
+from ssfl.server.uploads.update_parts import ReadUpdate, check_parts, sections_of, whole_payload
+from ssfl.server.uploads.verify import (
+    ScoreCheck,
+    ValueCheck,
+    VerifiedUpload,
+    clip_update,
+    verify_parts,
+)
+from ssfl.strategies.contract import Work
+from ssfl.strategies.registry import criterion_for
 from ssfl.v1 import saliency_pb2, transfer_pb2, update_pb2
 
 
@@ -35,7 +44,9 @@ class ScoreUpload(StepUpload):
             raise StaleBase("the scores are for other weights: ask for the task again")
         report, count = {"work_s": header.work_s}, model.manifest.num_masked
         check_scores(header.scores, count, services.run.state.settings)
-        check = ScoreCheck(member.client, model.manifest, signed=step.criterion == "grasp")
+        check = ScoreCheck(
+            member.client, model.manifest, signed=criterion_for(step.criterion).signed
+        )
         upload = cls(services, member, step, header.scores, report, check, count)
         return upload.receipt_if_unwanted() or upload
 
@@ -59,7 +70,14 @@ class UpdateUpload(StepUpload):
         """`base` is the model that the client was sent."""
         assert base.mask is not None and base.values is not None
         check, count = ValueCheck(member.client, base.manifest, base.mask), base.values.size
-        super().__init__(services, member, step, header.values, _report(header), check, count)
+        payload = whole_payload(header)
+        super().__init__(services, member, step, payload, _report(header), check, count)
+        self.sections = tuple(
+            (section.phase, encoding_word(section.payload.encoding), section.payload.num_bytes)
+            for section in sections_of(header, is_round=step.counts_as_round)
+        )
+        self._header = header
+        self._model = base
         self._base = base.values
         self._settings = services.run.state.settings
 
@@ -71,7 +89,7 @@ class UpdateUpload(StepUpload):
         model = await services.run.current_model()
         step = open_step(services.run.state, header.step, Work.TRAIN, member)
         if step is None or model is None:
-            receipt = services.late_receipt(header.step, member, header.values)
+            receipt = services.late_receipt(header.step, member, whole_payload(header))
             epoch = services.run.state.mask_epoch
             counted = receipt.outcome == transfer_pb2.OUTCOME_ALREADY_ACCEPTED
             if not counted and header.mask_epoch < epoch:
@@ -84,13 +102,27 @@ class UpdateUpload(StepUpload):
         _check_base(header, base)
         if (header.round_number, header.attempt) != (step.round_number, step.attempt):
             raise InvalidRequest("round and attempt are not those of the step")
+        parts = services.models.parts(step.task, model.manifest)
+        check_parts(header, parts, base, services.run.state.settings)
         upload = cls(services, member, step, header, base)
-        check_update(header.values, upload._base.size, base.base_digest, upload._settings)
         return upload.receipt_if_unwanted() or upload
 
     def verify(self, part: PartialUpload) -> VerifiedUpload:
+        if self.payload is not self._header.values or self._header.HasField("own_mask"):
+            return self._verify_parts(part)
         found = super().verify(part)
         return clip_update(part, found, self._base, self._settings.max_update_norm)
+
+    def _verify_parts(self, part: PartialUpload) -> VerifiedUpload:
+        """Verify an update with more parts than values; store them decoded, the mask last."""
+        update = ReadUpdate(self._header, self._model, self._settings, part.view())
+        mask, bits = self._model.mask, b""
+        if self._header.HasField("own_mask"):
+            mask = update.mask()
+            bits = mask.bits
+        assert mask is not None
+        check = ValueCheck(self.client, self._model.manifest, mask)
+        return verify_parts(part, update.blocks(mask), check, bits, tuple(self._header.numbers))
 
     def _decoded(self, data: memoryview) -> Iterator[Block]:
         return update_blocks(data, self.payload, self._base, self._settings)

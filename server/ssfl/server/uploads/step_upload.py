@@ -1,13 +1,13 @@
 """An upload to a step of the run: the common part of scores and updates."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ssfl.durable.failpoints import failpoint
 from ssfl.method.model_state import ModelState
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.server.accounting.ledger import encoding_word
 from ssfl.server.errors import InvalidRequest, UpdateConflict
 from ssfl.server.history.counters import ProcessCounters
@@ -19,6 +19,7 @@ from ssfl.server.storage.spool import Spool
 from ssfl.server.storage.upload_files import Block, PartialUpload
 from ssfl.server.uploads.client_models import ClientModels
 from ssfl.server.uploads.verify import BlockCheck, VerifiedUpload, verify_coded, verify_plain
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.v1 import transfer_pb2
 
 PLAIN = (transfer_pb2.ENCODING_DENSE, transfer_pb2.ENCODING_VALUES_ONLY)  # bytes are values
@@ -87,7 +88,7 @@ def open_step(state: RunState, number: int, work: Work, member: Member) -> Step 
     return step
 
 
-class StepUpload:
+class StepUpload(ABC):
     """An upload that was admitted to a step; subclasses decode its values."""
 
     phase = ""  # in the ledger
@@ -106,6 +107,9 @@ class StepUpload:
         self.client = member.client
         self.step = step.number
         self.payload = payload
+        self.sections: tuple[tuple[str, str, int], ...] = (
+            (self.phase, encoding_word(payload.encoding), payload.num_bytes),
+        )
         self._services = services
         self._member = member
         self._work = step.work
@@ -145,8 +149,9 @@ class StepUpload:
             return verify_plain(part, self.payload.digest, self._count, self._check)
         return verify_coded(part, self.payload.digest, self._decoded(part.view()), self._check)
 
+    @abstractmethod
     def _decoded(self, data: memoryview) -> Iterator[Block]:
-        raise NotImplementedError
+        """Yield the values of a coded payload in blocks."""
 
     async def commit(self, part: PartialUpload, found: VerifiedUpload) -> transfer_pb2.Receipt:
         """Store a verified upload and post it. After a crash, both or neither count."""
@@ -154,7 +159,8 @@ class StepUpload:
         await asyncio.to_thread(services.spool.keep, part, found.values)
         event = events.UploadReceived(
             self.step, self.client, self.payload.digest.hex(), found.largest,
-            {**self._report, **found.report}, found.digest.hex(),
+            {**self._report, **found.report}, found.digest.hex(), found.own_mask.hex(),
+            found.numbers,
         )  # fmt: skip
         reply = await services.run.post(event)
         if reply is Reply.STEP_CLOSED:

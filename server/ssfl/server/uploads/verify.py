@@ -17,9 +17,9 @@ from ssfl.method.exact_sum import VALUE_BOUND
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import Vector
-from ssfl.method.strategies.contract import ClientId
 from ssfl.server.errors import BadValues
 from ssfl.server.storage.upload_files import Block, PartialUpload, StagedValues, StoredValues
+from ssfl.strategies.contract import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class VerifiedUpload:
     digest: bytes  # SHA-256 of `values`
     largest: float  # the largest |value|, as sent
     report: Mapping[str, float] = field(default_factory=dict)  # for the history
+    own_mask: bytes = b""  # digest of the mask that came with it
+    numbers: tuple[float, ...] = ()  # of the strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class ValueCheck:
     def _tensor_at(self, index: int) -> str:
         """Return the name of the tensor that holds the value at an index of the upload."""
         manifest, kept = self.manifest, self.mask.num_kept
+        index %= kept + manifest.num_unmasked  # further vectors follow the values
         if index < kept:
             return manifest.tensor_at(int(np.flatnonzero(self.mask.bools())[index]))
         return manifest.tensor_at(manifest.num_masked + index - kept)
@@ -115,11 +118,26 @@ def verify_coded(
         return _read_once(staged.values, blocks, check, staged)
 
 
+def verify_parts(
+    part: PartialUpload,
+    blocks: Iterable[Block],
+    check: "ValueCheck",
+    bits: bytes,
+    numbers: tuple[float, ...],
+) -> VerifiedUpload:
+    """Verify an update of several parts; write its decoded values, then the bits of its mask."""
+    with part.stage() as staged:
+        found = _read_once(staged.values, blocks, check, staged, tail=bits)
+    own_mask = check.mask.digest if bits else b""
+    return replace(found, own_mask=own_mask, numbers=numbers)
+
+
 def _read_once(
     values: StoredValues,
     blocks: Iterable[Block],
     check: BlockCheck,
     staged: StagedValues | None = None,
+    tail: bytes = b"",
 ) -> VerifiedUpload:
     largest, hashed = 0.0, hashlib.sha256()
     for start, block in blocks:
@@ -127,6 +145,9 @@ def _read_once(
         hashed.update(values_only.encode(block))
         if staged is not None:
             staged.write(block)
+    if staged is not None and tail:
+        hashed.update(tail)
+        staged.write_bytes(tail)
     return VerifiedUpload(values, hashed.digest(), largest)
 
 

@@ -74,7 +74,7 @@ class HttpPorts:
             self._open("health", self.health.routes(), config.host, config.health_port, plain=True)
 
     def open(self, coordinator: Coordinator, uploads: UploadReceiver) -> None:
-        """Show the run; raise ProgramError(PORT_IN_USE) if a port is taken."""
+        """Open the metrics and status ports; raise ProgramError(PORT_IN_USE) if a port is taken."""
         config = self._config
         if config.metrics_port is not None:
             from ssfl.program.monitor.metrics import metrics_route  # loaded only if needed

@@ -12,7 +12,6 @@ from pathlib import Path
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.malloc import heap_bytes
 from ssfl.program.monitor import series
 from ssfl.program.monitor.metrics import build_info, histograms, many, maybe, one
@@ -25,6 +24,7 @@ from ssfl.server.run.state import Phase, RunState
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
 from ssfl.server.uploads.receive import UploadReceiver
+from ssfl.strategies.contract import ClientId, Work
 
 GONE = ("left", "removed")
 AWAY = ("lost", *GONE)

@@ -15,13 +15,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ssfl.method.strategies.contract import ClientId
 from ssfl.program.monitor.log_buffer import LogBuffer
 from ssfl.program.version import ssfl_version
-from ssfl.server.accounting.dense_equivalent import has_own_masks
 from ssfl.server.accounting.memory import peak_memory_bytes
 from ssfl.server.history.live_entries import Following
 from ssfl.server.loop.coordinator import Coordinator
@@ -29,6 +28,8 @@ from ssfl.server.report.run_view import RunView, layer_rows
 from ssfl.server.run.state import Phase, RunState, Stall
 from ssfl.server.run.waiting import STATES, client_state, seconds_left
 from ssfl.server.storage.disk_full import disks
+from ssfl.strategies.contract import ClientId
+from ssfl.strategies.registry import options_of, strategy_for
 
 READ_S = 0.2  # reading the journal, per request
 MAX_NAMES = 20  # missing clients that are listed by name
@@ -51,7 +52,7 @@ class Documents:
         self._recent = recent
         self._started = time.time()
         settings = run.state.settings
-        own_masks = has_own_masks(settings.strategy, settings.criterion)
+        own_masks = strategy_for(settings).has_own_masks
         self._view = RunView(own_masks=own_masks)
         self._following = Following(
             coordinator.journal, coordinator.live_entries, lambda: run.published_journal_bytes
@@ -83,7 +84,7 @@ class Documents:
         masked = manifest.num_masked if manifest else 0
         places = disks(self._parts.directory, self._out_dir).values()
         usage = min(map(shutil.disk_usage, places), key=lambda one: one.free / max(1, one.total))
-        newest = history.newest
+        newest, strategy = history.newest, strategy_for(state.settings)
         return {
             "run_id": state.run_id,
             "version": ssfl_version(),
@@ -95,6 +96,9 @@ class Documents:
             "stall": self._stall(state.stall),
             "ended_early": state.end_reason,
             "strategy": state.settings.strategy,
+            "strategy_options": options_of(asdict(state.settings)),
+            "has_mask": not strategy.is_dense,
+            "moves_mask": strategy.moves_mask,
             "rounds": {"done": state.rounds_done, "all": state.settings.rounds},
             "seconds_left": seconds_left(state, history.seconds_per_round),
             "seconds_per_round": history.seconds_per_round,
@@ -102,6 +106,10 @@ class Documents:
             "accuracy": newest.get("pooled"),
             "loss": newest.get("loss"),
             "metrics": newest.get("metrics") or {},
+            "personal": history.newest_round.get("personal")
+            if strategy.has_personal_models
+            else None,
+            "round_mask": history.newest_round.get("mask"),
             "mask": {
                 "epoch": state.mask_epoch,
                 "digest": state.mask_digest,

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from ssfl.program.palette import BLUE, VERMILION
@@ -16,6 +17,7 @@ from ssfl.study.intervals import Spread
 _GLOBAL = "mean accuracy over clients, global model"
 _FAR = 10.0  # points; larger differences are drawn on a logarithmic scale
 _LAST = 10  # rounds whose mean is in the legend
+_FEW = 12  # curves; more have a smaller legend
 _TICKS = (-80, -40, -20, -10, -5, 0, 5, 10, 20, 40, 80)
 
 
@@ -60,24 +62,31 @@ def _place(sparsity: str) -> float:
 def convergence_picture(result: Result, path: Path) -> None:
     """Draw accuracy by round, a line with a band for each method.
 
-        {"accuracy": label,
+        {"accuracy": label, "axis": label,
          "curves": {"ssfl": {"rounds": [1, 2, …], "seeds": [[one per round], …]}, …}}
 
-    A value is None where nothing was measured. The legend has the mean of the last ten rounds.
+    A value is None where nothing was measured. The legend has the mean of the last ten rounds. With
+    `axis`, places on another axis take the place of rounds, and the legend has the last value;
+    `logarithmic` is the scale of this axis.
     """
     curves = {name: c for name, c in result.get("curves", {}).items() if c.get("seeds")}
     style.require_data("curves", curves)
     figure, axes = style.new_chart(result, "How fast each method learns", 8.4, 4.4, _GLOBAL)
     for name, look in style.looks(style.in_usual_order(curves)).items():
         rounds, drawn = curves[name]["rounds"], style.band(curves[name]["seeds"])
-        label = f"{look.label}: {_last_rounds(rounds, drawn)}"
+        end = f"{drawn[-1].mean:.1f}" if "axis" in result else _last_rounds(rounds, drawn)
+        label = f"{look.label}: {end}"
         style.draw_band(axes, rounds, drawn, look.colour, linestyle=look.line, label=label)
-    axes.set_xlabel("rounds of training")
+    if result.get("logarithmic"):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.set_xlabel(result.get("axis", "rounds of training"))
     axes.margins(x=0.01)
     style.finish_axes(axes)
+    shown = "at the end, %" if "axis" in result else "mean of the last\n10 rounds, %"
     figure.legend(
-        loc="outside right center", frameon=False, fontsize=9, title_fontsize=8,
-        title=f"mean of the last\n10 rounds, %\n(band: {INTERVAL})",
+        loc="outside right center", frameon=False, title_fontsize=8,
+        fontsize=9 if len(curves) <= _FEW else 6, title=f"{shown}\n(band: {INTERVAL})",
     )  # fmt: skip
     style.save(figure, path)
 

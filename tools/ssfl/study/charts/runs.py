@@ -17,7 +17,7 @@ _GROUPS = {"new": ("new classes", VERMILION), "old": ("old classes", BLUE)}
 _RUNS = {"refresh": ("mask refreshed", "-"), "no refresh": ("mask kept", "--")}
 _SHOWN = 10  # clients at each end of the ranking
 _KINDS = {"global": ("global model", BLUE, "o"), "personal": ("personal model", ORANGE, "D")}
-_UNEVEN = 20  # ratio of sizes from which on the scale is logarithmic
+_UNEVEN = 20  # from this ratio of sizes on, the scale is logarithmic
 
 
 def ood_picture(result: Result, path: Path) -> None:

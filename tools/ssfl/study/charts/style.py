@@ -51,7 +51,9 @@ class Look:
 LOOKS = {
     "dense": Look("dense", DENSE, "P", "--"),
     "fedavg": Look("dense", DENSE, "P", "--"),
+    "FedAvg (dense)": Look("FedAvg (dense)", DENSE, "P", "--"),
     "ssfl": Look("SSFL", SSFL, "o"),
+    "SSFL": Look("SSFL", SSFL, "o"),
     "saliency": Look("SSFL", SSFL, "o"),
     "shuffled": Look("shuffled in each layer", GREEN, "s"),
     "one-client": Look("one client's SNIP", PURPLE, "^"),
@@ -64,6 +66,7 @@ LOOKS = {
 }
 _MORE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
 _MARKERS = "osD^vPX*"
+_LINES = ("-", "--", ":", "-.")  # the next kind of line when the colours begin again
 
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
@@ -72,7 +75,12 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     free = [colour for colour in _MORE if colour not in taken] or list(_MORE)
     unknown = [name for name in names if name not in LOOKS]
     new = {
-        name: Look(name, free[place % len(free)], _MARKERS[place % len(_MARKERS)])
+        name: Look(
+            name,
+            free[place % len(free)],
+            _MARKERS[place % len(_MARKERS)],
+            _LINES[place // len(free) % len(_LINES)],
+        )
         for place, name in enumerate(unknown)
     }
     return {name: LOOKS.get(name) or new[name] for name in names}
@@ -130,7 +138,7 @@ def whiskers(spreads: Sequence[Spread]) -> list[list[float]]:
 
 
 def signed(value: float) -> str:
-    """Return points with their sign, and two digits if one would show zero."""
+    """Return points with their sign, and two decimals if one would show zero."""
     return f"{value:+.{1 if abs(value) >= 0.05 else 2}f}".replace("-", "−")
 
 

@@ -201,7 +201,7 @@ def _write_key(file: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _write(file: Path, data: bytes, mode: int) -> None:
-    """Write a file atomically; it has its mode before its content."""
+    """Write a file atomically; its mode is set before its content is written."""
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

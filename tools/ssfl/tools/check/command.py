@@ -21,6 +21,7 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.strategies.registry import strategy_for
 from ssfl.tools.check import view
 from ssfl.tools.check.coordinator import PreflightSession, same_version
 from ssfl.tools.check.disk import check_disk
@@ -119,7 +120,7 @@ def check(argv: Sequence[str]) -> int:
 
 
 def run_check(config: CheckConfig, steps: Steps) -> CheckReport:
-    """Run the steps that the settings select, up to Ctrl-C if it is pressed."""
+    """Run the steps that the settings select, until the last or until Ctrl-C."""
     report = CheckReport(steps, bool(config.coordinator))
     try:
         if config.coordinator:
@@ -218,7 +219,7 @@ def _read_settings(report: CheckReport, answer: pb.CheckAnswer) -> CheckResult:
         raise StepFailed(str(error), same_version(answer), ExitCode.REFUSED) from error
     steps = f"{run.local_steps} local steps" if run.local_steps else f"{run.local_epochs} epochs"
     mask = sparsity_of(run)
-    if run.strategy == "ssfl" and not run.bytes_per_round:
+    if not strategy_for(run).is_dense and not run.bytes_per_round:
         mask += " sparse"
     return CheckResult(
         f"{run.model}, {mask}, {run.rounds} rounds of {steps}, batches of {run.batch_size}"

@@ -26,7 +26,7 @@ FAST_BITS_PER_S = 1e10  # faster links are not measured exactly
 _REMEDIES = {  # by the reason of a refusal; docs/wire-format.md lists all reasons
     "unauthenticated": Remedy(
         Owner.MACHINE,
-        "give the file with this coordinator's token with --join-token-file; the operator has it",
+        "name the file with this coordinator's token in --join-token-file; the operator has it",
     ),
     "wrong_name": Remedy(
         Owner.MACHINE,
@@ -160,7 +160,9 @@ class PreflightSession:
             if reason_of(error) == "too_many_checks":
                 remedy = Remedy(Owner.YOU, "try again for a forecast of times")
                 return CheckResult(f"not measured: {details_of(error)}", remedy)
-            remedy = Remedy(Owner.NETWORK, "find out what cuts the connection after some megabytes")
+            remedy = Remedy(
+                Owner.NETWORK, "find out what cuts the connection after a few megabytes"
+            )
             text = f"a transfer failed: {details_of(error)}"
             raise StepFailed(text, remedy, ExitCode.UNREACHABLE) from error
         up, down = map(_rate, (self.link.up_bits_per_s, self.link.down_bits_per_s))

@@ -10,6 +10,7 @@ from ssfl.method.density import parse_bytes
 from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
+from ssfl.strategies.registry import strategy_for
 from ssfl.tools.check.site_trial import Pace
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan
@@ -87,14 +88,14 @@ def forecasts(
 
 def _with_sparsity(run: RunSettings, sparsity: str, strategy: str = "ssfl") -> RunSettings:
     return replace(
-        run, strategy=strategy, sparsity=sparsity, bytes_per_round="", sparsity_schedule="",
-        warmup_rounds=0, refresh_rounds="", refresh_every=0,
+        run, strategy=strategy, strategy_options="", sparsity=sparsity, bytes_per_round="",
+        sparsity_schedule="", warmup_rounds=0, refresh_rounds="", refresh_every=0,
     )  # fmt: skip
 
 
 def sparsity_of(run: RunSettings) -> str:
     """Return a run's sparsity as text: a share, a size, or a schedule."""
-    if run.strategy != "ssfl":
+    if strategy_for(run).is_dense:
         return "dense"
     if run.bytes_per_round:
         return f"{format_bytes(parse_bytes(run.bytes_per_round))} a round"
@@ -103,7 +104,7 @@ def sparsity_of(run: RunSettings) -> str:
 
 def _has_sparsity(run: RunSettings, sparsity: str) -> bool:
     """Return True if a run has this sparsity, however it is written."""
-    other = run.strategy != "ssfl" or run.bytes_per_round or run.sparsity_schedule
+    other = strategy_for(run).is_dense or run.bytes_per_round or run.sparsity_schedule
     return not other and Decimal(run.sparsity) == Decimal(sparsity)
 
 

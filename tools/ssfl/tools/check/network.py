@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0  # for each lookup, connection, handshake and answer
 MAX_ADDRESSES = 4  # tried per name
 MAX_HEAD_BYTES = 16 << 10  # of a proxy's answer
-IDLE_NOTE = "it must not cut connections that ping every 10 s as idle"
+IDLE_NOTE = "it must not count a connection with a ping every 10 s as idle"
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Route:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     deadline_s: float = DEADLINE_S
     proxy: Proxy | None = None
-    addresses: list[Any] = field(default_factory=list)  # getaddrinfo of the proxy, if any
+    addresses: list[Any] = field(default_factory=list)  # getaddrinfo of `next_hop`
 
     @property
     def host(self) -> str:

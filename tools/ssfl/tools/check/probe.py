@@ -1,7 +1,7 @@
-"""The client side of a `Check` call: a question, echoes, and noise in both directions.
+"""The client side of a `Check` call: a question, echoes, and random bytes both ways.
 
-Bandwidth is measured over the second half of the bytes, after TCP slow start. Like the rates of
-`ssfl plan`, it counts IP packets with their headers.
+Bandwidth is measured over the second half of the random bytes (the noise), after TCP slow start.
+Like the rates of `ssfl plan`, it counts IP packets with their headers.
 """
 
 import os
@@ -35,7 +35,7 @@ ArrivalSamples = list[tuple[float, int]]  # (time, bytes received so far)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The client that asks."""
+    """What a client sends about itself in Check."""
 
     client_id: str
     token: bytes = b""  # of an earlier start of the client; empty: none
@@ -142,7 +142,7 @@ class _Stream:
         self._call.cancel()
 
     def put(self, request: pb.CheckRequest | str) -> None:
-        """Send a request, or noise from a client: up to NOISE_BYTES and for NOISE_S."""
+        """Send a request, or noise for a client id: up to NOISE_BYTES, for up to NOISE_S."""
         self._outgoing.put(request)
 
     def acknowledge(self, num_bytes: int) -> None:

@@ -194,9 +194,11 @@ class SiteCheck:
 
         task, shard, model, clock = self._task, self._shard, self._model, _StepClock()
         settings = replace(self._settings, local_steps=MAX_STEPS)
-        action = "choose a smaller --learning-rate or --batch-size"
+        owner, action = Owner.OPERATOR, "choose a smaller --learning-rate or --batch-size"
+        if task.fit is not None:
+            owner, action = Owner.AUTHOR, "fix the fit of the task: it fails on this site's data"
         part = replace(shard, test_x=shard.test_x[:MAX_TESTED], test_y=shard.test_y[:MAX_TESTED])
-        with _failures_for(Owner.OPERATOR, action), working_on(self._device):
+        with _failures_for(owner, action), working_on(self._device):
             with suppress(_Enough):
                 train_locally(
                     model.network, model.manifest, self._mask, task, shard, settings, 0,

@@ -19,10 +19,10 @@ from rich.console import Console
 from ssfl.client.local_state import LocalState
 from ssfl.codec.chunks import MAX_CHUNK_BYTES
 from ssfl.method.density import parse_sparsity
-from ssfl.method.strategies.contract import ClientId, Work
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.recovery.state_dir_check import read_state
 from ssfl.server.run.facts import Fact, RunFinished, StepClosed, StepStarted, UploadAccepted
+from ssfl.strategies.contract import ClientId, Work
 from ssfl.tools.local.local_run import LocalRunResult, federate
 from ssfl.tools.local.processes import COORDINATOR, LocalFederation
 
@@ -96,7 +96,7 @@ class CrashSchedule:
         self._missed.append("no crash in the middle of a round: it ended too early")
 
     def problems(self) -> list[str]:
-        """Return the broken promises, such as reports that counted twice; print if all are kept."""
+        """Return what went wrong, such as reports that counted twice; if nothing did, print so."""
         reports = Counter(
             (fact.step, fact.client) for fact in self._facts() if isinstance(fact, UploadAccepted)
         )
@@ -117,7 +117,7 @@ class CrashSchedule:
         return problems
 
     def _kill_coordinator(self, started: StepStarted, where: str, what: str) -> list[ClientId]:
-        """Kill the coordinator when some clients have reported; return them, if it was in time."""
+        """Kill the coordinator when some clients have reported; return them, or [] if too late."""
         federation, suspended = self._federation, self._federation.clients[-1]
         federation.send_signal(suspended, signal.SIGSTOP)
         step, enough = started.step, max(1, len(started.cohort) - 2)

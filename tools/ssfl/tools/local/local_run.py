@@ -56,7 +56,7 @@ def fresh_folder(out: Path) -> None:
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not marker.exists())):
         raise usage_error(f"{out} is not an output folder of ssfl: choose another with --out")
     for lock in out.glob("*/state/lock"):
-        with DirectoryLock(lock.parent):  # raises with the process that uses it
+        with DirectoryLock(lock.parent):  # raises and names the process that uses it
             pass
     try:
         shutil.rmtree(out, ignore_errors=True)

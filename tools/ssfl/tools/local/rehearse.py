@@ -11,6 +11,7 @@ from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, raise_on_sigterm, usage_error
+from ssfl.strategies.registry import check_settings, file_of, strategy_for
 from ssfl.tools.local import local_run
 from ssfl.tools.local.fork_server import shared_client_server
 from ssfl.tools.local.processes import LocalFederation, client_ids
@@ -47,7 +48,7 @@ class RehearseConfig:
 
     def validate(self) -> None:
         """Raise SettingsError naming the flag at fault."""
-        if self.dense and self.run.strategy != "ssfl":
+        if self.dense and strategy_for(self.run).is_dense:
             raise SettingsError("--dense compares with the dense run: leave --strategy out")
 
 
@@ -70,8 +71,11 @@ def rehearse(argv: Sequence[str]) -> None:
         runs[local_run.DENSE] = replace(run, strategy="fedavg", bytes_per_round="")
     task = str(Path(config.task).absolute()) if config.task.endswith(".py") else config.task
     own = ["--task", task, "--device", config.device, "--threads", str(config.threads)]
+    for kind, name in (("strategy", run.strategy), ("criterion", run.criterion)):
+        if (file := file_of(kind, name)) != name:
+            own += [f"--{kind}", file]
     for name, wanted in runs.items():
-        flags = ["--reference-coding", "off" if wanted.strategy == "fedavg" else "on"]
+        flags = ["--reference-coding", "off" if strategy_for(wanted).is_dense else "on"]
         flags += [*local_run.status_flags(config.status_port), *_flags(wanted)]
         flags += ["--init", str(config.init.absolute())] if config.init else []
         federation = LocalFederation(config.out / name, config.data_root, flags, names, own)
@@ -101,7 +105,7 @@ def _run_of(config: RehearseConfig, clients: int) -> RunSettings:
     min_clients = min(config.run.min_clients, clients)
     run = replace(config.run, clients=clients, min_clients=min_clients, reproducible=True)
     try:
-        run.validate()
+        check_settings(run)
     except SettingsError as error:
         raise usage_error(str(error)) from error
     return run
@@ -140,5 +144,5 @@ def _flags(run: RunSettings) -> list[str]:
         if isinstance(value, bool):
             flags.append(flag if value else "--no-" + flag[2:])
         else:
-            flags += [flag, str(value)]
+            flags += [flag, file_of(field_.name, str(value))]
     return flags

@@ -44,7 +44,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def same_as_run(name: str) -> Any:
-    """Declare a setting of a command with default and help of the run setting."""
+    """Declare a command's setting with the default and help of the run setting `name`."""
     (field,) = (field for field in fields(RunSettings) if field.name == name)
     return setting(field.default, **{**field.metadata, "text": field.metadata["help"]})
 

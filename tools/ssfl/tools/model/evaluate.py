@@ -50,7 +50,7 @@ class EvaluateConfig:
     def validate(self) -> None:
         """Raise SettingsError if a flag is invalid."""
         if not all(self.names()):
-            raise SettingsError(f"--data must be names of shards, as a,b, got {self.data!r}")
+            raise SettingsError(f"--data must be names of shards, such as a,b; got {self.data!r}")
 
     def names(self) -> list[str]:
         return [name.strip() for name in self.data.split(",")]

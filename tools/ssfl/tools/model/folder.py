@@ -1,4 +1,4 @@
-"""Finds and reads the final model of a run, a folder or one safetensors file; checks its digests.
+"""Reads the final model of a run from a folder or a safetensors file, and checks its digests.
 
 The contents are described in `ssfl.program.model_io`.
 """

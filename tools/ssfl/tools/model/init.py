@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ssfl.datasets.wording import join_names
 from ssfl.method.errors import SettingsError
+from ssfl.method.image_settings import check_normalize, resolve_initialization
 from ssfl.method.manifest import MAX_PARAMETERS, Manifest
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import setting
@@ -44,11 +45,13 @@ class InitConfig:
         None, "initial weights: a safetensors file with the model's tensor names"
     )
     partial: bool = setting(
-        False, "with --weights: initialize tensors that do not fit from the seed"
+        False, "with --weights: take the tensors that fit; the others start from the seed"
     )
     model: str = build.same_as_run("model")
     norm: str = build.same_as_run("norm")
     width: int = build.same_as_run("width")
+    normalize: str = build.same_as_run("normalize")
+    initialization: str = build.same_as_run("initialization")
     seed: int = setting(0, "seed of the run", le=2**63 - 1)
     out: Path = setting(Path("initial.safetensors"), "file to write")
     overwrite: bool = setting(False, "replace the file if it exists")
@@ -59,6 +62,7 @@ class InitConfig:
             raise SettingsError(f"--out: {self.out} exists already: --overwrite replaces it")
         if self.out.exists() and not self.out.is_file():
             raise SettingsError(f"--out: {self.out} is not a file")
+        check_normalize(self.normalize)
         if self.classes == 1:
             raise SettingsError("--classes must be 2 or more, or 0 if the targets are numbers")
         if self.input and not math.prod(build.parse_shape(self.input)):
@@ -105,7 +109,8 @@ def _write(config: InitConfig) -> tuple[Manifest, bytes, "CopiedWeights | None"]
         shard = build.load_data(task, config.data, config.data_root)
     model = task.build_model(build.run_settings(config), shard)
     description = task.description(build.run_settings(config), shard)
-    manifest = manifest_of(model, description, own_weights=task.own_weights)
+    rule = resolve_initialization(config.initialization, shard.input_shape)
+    manifest = manifest_of(model, description, own_weights=task.own_weights, initialization=rule)
     write_vector(model, manifest, initial_weights(model, manifest, config.seed))
     taken = None
     if config.weights:

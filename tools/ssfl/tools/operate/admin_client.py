@@ -1,6 +1,10 @@
 """Calls to a coordinator's admin port."""
 
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0  # of the status that explains a failed call
+DIAGNOSIS_S = 2.0  # of each step of the diagnosis: connect, handshake, answer
+NOTICE_S = 2.0  # a longer wait is reported
 
 
 class AdminClient:
@@ -24,8 +30,9 @@ class AdminClient:
     def __init__(self, address: str, tls: "ClientTls | None" = None) -> None:
         self.address = address
         self._tls = tls
+        # Without a limit on messages, since a history may be long.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
-        self._channel = channel_to(address, tls, options)  # a history may be long
+        self._channel = channel_to(address, tls, options)
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def status(self) -> pb.GetStatusResponse:
@@ -37,11 +44,17 @@ class AdminClient:
 
     def call(self, name: str, **fields: Any) -> Any:
         """Return the answer of a call of AdminService; raise ProgramError if it fails."""
+        with self._notice(0.0 if name == "GetStatus" else STATUS_TIMEOUT_S):
+            return self._call(name, fields)
+
+    def _call(self, name: str, fields: dict[str, Any]) -> Any:
         request = getattr(pb, f"{name}Request")(**fields)
         try:
             return getattr(self._stub, name)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             match error.code():
+                case grpc.StatusCode.DEADLINE_EXCEEDED if name == "GetStatus":
+                    failure = self._unreachable(error)
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
                     failure = self._timed_out(error)
                 case grpc.StatusCode.UNAVAILABLE:
@@ -52,6 +65,19 @@ class AdminClient:
                     text = f"the coordinator refused: {details_of(error)}"
                     failure = ProgramError(text, ExitCode.REFUSED)
             raise failure from error
+
+    @contextmanager
+    def _notice(self, more_s: float) -> Iterator[None]:
+        """Print what the block waits for, and until when, if it takes longer than NOTICE_S."""
+        until = datetime.now() + timedelta(seconds=TIMEOUT_S + more_s + 3 * DIAGNOSIS_S)
+        text = f"waiting for {self.address} to answer, until {until:%H:%M:%S} at the latest"
+        timer = Timer(NOTICE_S, lambda: print(text, file=sys.stderr, flush=True))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _timed_out(self, error: grpc.RpcError) -> ProgramError:
         """Return the error for a call without an answer in time; the disk may be full."""
@@ -67,7 +93,7 @@ class AdminClient:
     def _unreachable(self, error: grpc.RpcError) -> ProgramError:
         from ssfl.program.tls.probe import diagnose  # only needed after a failure
 
-        finding = diagnose(self.address, self._tls)
+        finding = diagnose(self.address, self._tls, DIAGNOSIS_S)
         if finding and finding.final:
             return ProgramError(finding.text, ExitCode.REFUSED)
         return ProgramError(

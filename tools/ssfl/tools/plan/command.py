@@ -13,6 +13,7 @@ from ssfl.method.settings import RunSettings, setting
 from ssfl.program import settings
 from ssfl.program.exits import usage_error
 from ssfl.server.uploads.encoding_choice import REFERENCE_CODING
+from ssfl.strategies.registry import check_settings, strategy_for
 from ssfl.tools.model import build
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
 from ssfl.tools.plan.view import notes, plan_document, plan_table
@@ -23,9 +24,9 @@ Parsed = TypeVar("Parsed")
 
 DESCRIPTION = (
     "Predicts the bytes of a run and the seconds its transfers take on a link, for one or more "
-    "sparsities and for dense FedAvg. Nothing is trained and nothing is sent. Not included is what "
-    "depends on data or people: masks refreshed on request, for new labels or on a jump of the "
-    "loss, and an early end (--target-accuracy, --patience)."
+    "sparsities of a strategy and for dense FedAvg. Nothing is trained and nothing is sent. It "
+    "leaves out what depends on data or people: masks refreshed on request, for new labels or on a "
+    "jump of the loss, and an early end (--target-accuracy, --patience)."
 )
 EXAMPLE = (
     "For example: ssfl plan --model resnet18 --input 3x32x32 --classes 10 --sparsity 0.9,0.95 "
@@ -45,6 +46,9 @@ class PlanConfig:
     task: str = setting("image", "task, as for ssfl-client; all but image need --data")
     data: str = setting("", "shard that gives the shapes: a name under --data-root, or a path")
     data_root: Path = setting(Path("shards"), "folder that holds the shards")
+    strategy: str = build.same_as_run("strategy")
+    strategy_options: str = build.same_as_run("strategy_options")
+    criterion: str = build.same_as_run("criterion")
     sparsity: str = setting("0.9", "share of weights to prune, or several: 0.5,0.9,0.95")
     sparsity_schedule: str = build.same_as_run("sparsity_schedule")
     warmup_rounds: int = build.same_as_run("warmup_rounds")
@@ -56,12 +60,15 @@ class PlanConfig:
     client_fraction: float = build.same_as_run("client_fraction")
     over_selection: float = build.same_as_run("over_selection")
     reproducible: bool = build.same_as_run("reproducible")
+    local_epochs: int = build.same_as_run("local_epochs")  # some strategies need several
+    local_steps: int = build.same_as_run("local_steps")
     evaluate_every: int = build.same_as_run("evaluate_every")
     evaluate_last: int = build.same_as_run("evaluate_last")
     personalize_epochs: int = build.same_as_run("personalize_epochs")
     scores: str = build.same_as_run("scores")
     value_type: str = build.same_as_run("value_type")
     grid_bits: int = build.same_as_run("grid_bits")
+    downloads: str = build.same_as_run("downloads")
     reference_coding: str = setting(
         "auto",
         "encode values against the base that both ends hold (auto: on)",
@@ -102,13 +109,14 @@ class PlanConfig:
         self.client_link()
         self.coordinator_bits_per_s()
         for sparsity in self.sparsities():
-            self.run_settings(sparsity).validate()
+            check_settings(self.run_settings(sparsity))
 
     def sparsities(self) -> list[str]:
         """Return the sparsities to compare; a schedule replaces them."""
         if self.sparsity_schedule:
             return ["0.9"]
-        return [text.strip() for text in self.sparsity.split(",")]
+        found = [text.strip() for text in self.sparsity.split(",")]
+        return found[:1] if strategy_for(self.run_settings(found[0])).is_dense else found
 
     def client_link(self) -> Link | None:
         """Return the clients' link, or None."""
@@ -123,14 +131,18 @@ class PlanConfig:
         text = self.coordinator_link
         return _parse("--coordinator-link", parse_rate, text) if text else None
 
-    def run_settings(self, sparsity: str, strategy: str = "ssfl") -> RunSettings:
+    def run_settings(self, sparsity: str) -> RunSettings:
         """Return the run's settings as the coordinator would have them."""
-        run = build.run_settings(self, sparsity=sparsity, strategy=strategy, min_clients=1)
-        if strategy == "ssfl":
-            return run
+        cohort = self.clients_per_round or self.clients
+        return build.run_settings(self, sparsity=sparsity, min_clients=min(cohort, self.clients))
+
+    def dense_settings(self) -> RunSettings:
+        """Return the settings of dense FedAvg, for comparison."""
         return replace(
-            run, sparsity_schedule="", warmup_rounds=0, refresh_rounds="", refresh_every=0
-        )
+            self.run_settings("0.9"), strategy="fedavg", strategy_options="",
+            criterion=RunSettings().criterion, sparsity_schedule="", warmup_rounds=0,
+            refresh_rounds="", refresh_every=0,
+        )  # fmt: skip
 
 
 def _parse(flag: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
@@ -146,7 +158,7 @@ def plan(argv: Sequence[str]) -> None:
     manifest, site = _model(config)
     link, coordinator = config.client_link(), config.coordinator_bits_per_s()
     try:
-        runs = [config.run_settings("0.9", "fedavg")]
+        runs = [config.dense_settings()]
         runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
         dense, *sparse = [
             plan_run(

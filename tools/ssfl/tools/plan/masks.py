@@ -9,9 +9,9 @@ from itertools import pairwise
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies import Ssfl, strategy_for
 from ssfl.server.run.refresh import refresh_due
 from ssfl.server.run.state import RunState
+from ssfl.strategies.registry import strategy_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PlannedMask:
 def planned_masks(manifest: Manifest, settings: RunSettings) -> list[PlannedMask]:
     """Return a run's masks in order; together they cover all rounds."""
     rounds, strategy = settings.rounds, strategy_for(settings)
-    if not isinstance(strategy, Ssfl):
+    if strategy.why_fixed:
         return [PlannedMask(0, rounds, manifest.num_masked, 0, is_agreed=False)]
     warm = settings.warmup_rounds
     starts = [warm]

@@ -1,7 +1,7 @@
 """Sizes of the messages of a run, taken from messages built for it.
 
 Digests, numbers and names are as long as those of a run. Unknown lengths are guesses, such as a
-site's name and its number of samples. Together they are some bytes per message.
+site's name and its number of samples. Together they are a few bytes per message.
 """
 
 import math
@@ -15,12 +15,12 @@ from ssfl.codec import ChunkSizer
 from ssfl.method.exact_sum import VALUE_BOUND, fraction_bits
 from ssfl.method.manifest import Manifest
 from ssfl.method.settings import RunSettings
-from ssfl.method.strategies.ssfl import ENOUGH_BATCHES
 from ssfl.program.version import ssfl_version
 from ssfl.server.broadcast.tasks import CHUNK_BYTES, settings_to_message
 from ssfl.server.rpc.request_checks import PROTOCOL_VERSION
 from ssfl.server.rpc.session_numbers import LARGEST
 from ssfl.server.uploads.encoding_choice import LOSSY
+from ssfl.strategies.mask_source import ENOUGH_BATCHES
 from ssfl.tools.plan.sizes import CodedSize
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import mask_pb2, saliency_pb2, transfer_pb2, update_pb2

@@ -20,8 +20,8 @@ class Transfer:
     def __mul__(self, times: int) -> "Transfer":
         return Transfer(self.payload * times, self.message * times)
 
-    def or_else(self, other: "Transfer") -> "Transfer":
-        return Transfer(self.payload.or_else(other.payload), self.message.or_else(other.message))
+    def union(self, other: "Transfer") -> "Transfer":
+        return Transfer(self.payload.union(other.payload), self.message.union(other.message))
 
 
 NOTHING = Transfer(ZERO, ZERO)
@@ -69,7 +69,7 @@ class RunPlan:
         return sum(mask.is_agreed for mask in self.masks)
 
     def break_even(self, dense: "RunPlan") -> int | None:
-        """Return the rounds after which a client has sent fewer bytes than in the dense run."""
+        """Return the rounds after which a client has moved fewer bytes than in the dense run."""
         ((_, in_dense),) = dense.costs
         ahead = 0  # bytes saved so far against the dense run
         for mask, (once, in_round) in zip(self.masks, self.costs, strict=True):

@@ -10,6 +10,10 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
+from ssfl.method.settings import RunSettings
+from ssfl.server.accounting.ledger import ROUND_MASKS
+from ssfl.strategies.registry import strategy_for
+from ssfl.tools.plan.advice import advice
 from ssfl.tools.plan.link import Link
 from ssfl.tools.plan.result import RunPlan, Transfer
 from ssfl.tools.plan.sizes import Seconds, Size
@@ -22,7 +26,8 @@ def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
     plans = [dense, *sparse]
     table = Table(
         Column(no_wrap=True),
-        *(Column(_heading(plan), justify="right", no_wrap=True) for plan in plans),
+        Column("dense", justify="right", no_wrap=True),
+        *(Column(_heading(plan), justify="right", no_wrap=True) for plan in sparse),
         title=f"{model}: {dense.num_masked:,} prunable and {dense.num_unmasked:,} other values, "
         f"{dense.settings.rounds} rounds, {dense.cohort} of {dense.num_clients} clients",
         title_justify="left",
@@ -49,8 +54,20 @@ def notes(
 ) -> Iterator[str]:
     """Yield the explanations of the table."""
     yield "MB are 1000² bytes. Framing is the part of messages that is not tensor data."
+    if moved := [phase for phase, _ in sparse[0].rows if phase == ROUND_MASKS]:
+        yield (
+            f"Masks that rounds move ({moved[0]} in the ledger) are part of update and base. What "
+            "a mask keeps, and whether it moves, may not be known before the run: hence the ranges."
+        )
     if len(sparse[0].masks) > 1:
         yield _masks_note(sparse[0])
+    run = sparse[0].settings
+    is_sampled = dense.cohort < dense.num_clients
+    if is_sampled and run.value_type != "float32" and run.downloads == "change":
+        yield (
+            "Clients that missed the round before download exact values. With --downloads values "
+            f"they download {run.value_type} values."
+        )
     if link is None:
         yield "Give --link, such as --link 20mbit/50ms, to predict seconds, too."
         return
@@ -67,6 +84,7 @@ def notes(
             f"The coordinator receives {upload_slots} uploads at once (--upload-slots), so the "
             f"{dense.cohort} uploads of a round take {-(-dense.cohort // upload_slots)} turns."
         )
+    yield from advice(dense.num_masked, link, sampled=dense.cohort < dense.num_clients)
 
 
 def _masks_note(plan: RunPlan) -> str:
@@ -158,9 +176,14 @@ def _transfer_rows(name: str, field: str) -> Iterator[tuple[str, Cell]]:
 
 
 def _heading(plan: RunPlan) -> str:
-    if plan.settings.strategy == "fedavg":
-        return "dense"
-    return f"{plan.settings.sparsity_schedule or plan.settings.sparsity} sparse"
+    settings, strategy = plan.settings, strategy_for(plan.settings)
+    kept = (
+        "dense"
+        if strategy.is_dense
+        else f"{settings.sparsity_schedule or settings.sparsity} sparse"
+    )
+    is_usual = settings.strategy == RunSettings().strategy
+    return kept if is_usual else f"{settings.strategy}, {kept}"
 
 
 def _break_even(plan: RunPlan, dense: RunPlan) -> str:

@@ -12,14 +12,16 @@ from typing import Any
 
 from ssfl.datasets.wording import plural
 from ssfl.method.settings import setting
-from ssfl.method.strategies.contract import Work
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.settings.options import source_file
 from ssfl.server.errors import StateError
 from ssfl.server.recovery.recompute import BAD, OnUpload, Refold, StepResult, StepVerdict
 from ssfl.server.recovery.recover import settings_of
 from ssfl.server.recovery.state_dir_check import InspectedRun, file_problems, read_state
 from ssfl.server.run.state import RunState, Step
+from ssfl.strategies.contract import Work
+from ssfl.strategies.registry import identity
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -42,6 +44,8 @@ class AuditConfig:
     state_dir: Path = setting(
         MISSING, "a coordinator's --state-dir, or a copy of it", positional=True
     )
+    strategy: str = source_file("strategy")
+    criterion: str = source_file("criterion")
     json: bool = setting(False, "print JSON")
 
 
@@ -113,7 +117,13 @@ def _audit(root: Path, report: Callable[[str], None], on_upload: OnUpload) -> Au
     run = read_state(root)
     if run.opened is None:
         return Audit(run, None, (), ())
-    refold = Refold(root, settings_of(run.opened), on_upload)
+    settings = settings_of(run.opened)
+    if run.opened.strategy and (ours := identity(settings)) != run.opened.strategy:
+        raise StateError(
+            f"the run had the strategy {run.opened.strategy}, and this is {ours}: audit it with "
+            "that version"
+        )
+    refold = Refold(root, settings, on_upload)
     report(f"run {run.opened.run_id}, started with ssfl {run.opened.software}")
     steps, done = list[StepResult](), 0
     for _ in range(TRIES):

@@ -12,12 +12,13 @@ from ssfl.server.report.contents import report_document
 from ssfl.server.report.mask_image import tensor_bits
 from ssfl.server.report.run_view import sent_bytes
 from ssfl.server.report.source import Source
+from ssfl.strategies.registry import strategy_of
 
 FORMAT = 1
 LINES = 12  # of the comparison at equal rounds, or at equal bytes
 _KEPT = (
     "run_id", "software", "verdict", "rounds_done", "quality", "curve", "evaluations", "times",
-    "bytes", "mask", "model_digest", "strategy", "encodings",
+    "bytes", "mask", "model_digest", "strategy", "has_mask", "encodings",
 )  # fmt: skip
 
 Point = tuple[float, float]  # rounds or bytes at which a model was tested, and the result
@@ -120,8 +121,11 @@ def _ledger(*ledgers: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 
 def _overlap(first: Source, second: Source) -> dict[str, Any]:
-    if "fedavg" in (source.summary["settings"].get("strategy") for source in (first, second)):
-        return {"why_not": "strategy fedavg has no mask", "layers": []}
+    for source in (first, second):
+        strategy = strategy_of(source.summary["settings"])
+        if strategy is not None and strategy.is_dense:
+            name = source.summary["settings"]["strategy"]
+            return {"why_not": f"strategy {name} has no mask", "layers": []}
     if first.model is None or second.model is None:
         return {"why_not": "a run has no mask", "layers": []}
     (manifest, one), (theirs, other) = first.model, second.model
@@ -142,7 +146,7 @@ def _overlap(first: Source, second: Source) -> dict[str, Any]:
 
 
 def _share(kept: Sequence[int], common: int, size: int) -> Entry:
-    """Return the share of the weights of either mask that both keep; `chance`: of random masks."""
+    """Return the share of weights in either mask that are in both; `chance`: of random masks."""
     drawn = kept[0] * kept[1] / size if size else 0.0
     either = sum(kept) - common
     return {

@@ -67,7 +67,7 @@ class ShardsConfig:
     )
     layout: str = setting("auto", "archive: position of the channels of images", choices=LAYOUTS)
     image_size: int = setting(
-        0, "folder: side of the square that images are resized to; 0: all have one size",
+        0, "folder: side of the square that images are resized to; 0: keep their common size",
         unit="pixels", le=4096,
     )  # fmt: skip
     grey: bool = setting(False, "folder: one grey channel instead of three colours")

@@ -16,7 +16,7 @@ from ssfl.datasets.wording import plural
 from ssfl.program.printable import printable
 from ssfl.tools.terminal import console, right
 
-_MAX_COLUMNS = 12  # of more classes, only the largest are named
+_MAX_COLUMNS = 12  # with more classes, only the largest are named
 _MAX_HEADING = 60  # characters of all class names together
 _MAX_NAME_LENGTH = 20
 _NUM_LARGEST = 4  # classes named per shard if classes have no columns

@@ -1,1 +1,1 @@
-"""`ssfl simulate` and `ssfl paper`: studies of many simulated runs."""
+"""`ssfl simulate`, `ssfl compare` and `ssfl paper`: studies of many simulated runs."""

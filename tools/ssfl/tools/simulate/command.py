@@ -16,12 +16,13 @@ from ssfl.program.exits import ExitCode, Terminated, raise_on_sigterm, usage_err
 from ssfl.program.printable import printable
 from ssfl.program.settings.options import options_of
 from ssfl.study.errors import StudyError
+from ssfl.study.estimate import estimate
 from ssfl.study.grid import KEYS, Study, read_grid, read_seeds
 from ssfl.study.run_spec import CPU, DEVICES, IMAGE, MODES, STUDY_SETTINGS, RunSpec
-from ssfl.study.summary import SUMMARY, TABLE, summary_of, write_summary
+from ssfl.study.summary import SUMMARY, TABLE, summary_of, write_results
 from ssfl.study.sweep import RUNS, RunResult, run_all
 from ssfl.tools.local.local_run import require_modules
-from ssfl.tools.simulate.view import StudyProgress, study_table
+from ssfl.tools.simulate.view import StudyProgress, estimate_text, study_table
 from ssfl.tools.terminal import console
 
 DESCRIPTION = (
@@ -30,7 +31,7 @@ DESCRIPTION = (
     "finished run is stored at once; a study that is started again resumes where it stopped."
 )
 EXPLANATION = """\
-In mode exact a run ends with the bits of ssfl-coordinator and its clients. In mode fast the \
+In mode exact a run ends with the same bits as ssfl-coordinator and its clients. In mode fast the \
 clients of small models are computed together: the same method, other rounding. Payload bytes are \
 those that the service sends over a network.
 
@@ -45,7 +46,7 @@ sweep.toml has seeds = 3, [data], [settings] and [grid] with lists (sparsity = [
 combinations are run. Each combination is run once per [[variant]] table, which has a name."""
 NOT_HERE = {
     "seed": "is --seeds here: a number (5) or a list (0,1,2; 7, is seed 7 alone)",
-    "reproducible": "is not a setting here: a simulated run always is reproducible",
+    "reproducible": "is not a setting here: a simulated run is always reproducible",
 }
 
 
@@ -96,6 +97,7 @@ class SimulateConfig:
         None, "folder for results; by default runs/simulate, or runs/ and the name of the sweep"
     )
     workers: int = setting(0, "runs at once; 0: one for each CPU core, or one on a GPU", le=1024)
+    estimate: bool = setting(False, "only print the hours and the memory that the study takes")
     json: bool = setting(False, "print the summary as JSON instead of a table")
 
 
@@ -123,10 +125,14 @@ def simulate(argv: Sequence[str]) -> int:
     try:
         specs = _study(values).specs()
         on_gpu = _need_devices({spec.device for spec in specs})
-        results = _results(specs, out, values.get("workers") or int(on_gpu))
+        workers = values.get("workers") or int(on_gpu)
+        if values.get("estimate"):
+            print(estimate_text(estimate(specs, workers)))
+            return int(ExitCode.DONE)
+        results = _results(specs, out, workers)
     except (DeviceError, MethodError, StudyError) as error:
         raise usage_error(str(error)) from error
-    write_summary(out, results)
+    write_results(out, results)
     if values.get("json"):
         print(json.dumps(summary_of(results), indent=1))
     else:
@@ -159,12 +165,12 @@ def _results(specs: Sequence[RunSpec], out: Path, workers: int) -> list[RunResul
     names, seeds = {spec.name for spec in specs}, {spec.seed for spec in specs}
     parts = f"{plural(len(names), 'configuration')} x {plural(len(seeds), 'seed')}"
     title = f"{plural(len(specs), 'run')} ({parts}), results in {out}"
-    with StudyProgress(title) as progress:
+    with StudyProgress(title, workers=workers) as progress:
         try:
             return run_all(specs, out, workers, progress)
         except (KeyboardInterrupt, Terminated):
             progress.print_line(
-                f"stopped: {progress.done} of the runs to go are stored; the same command resumes"
+                f"stopped after {plural(progress.done, 'new run')}; the same command resumes"
             )
             raise
 
@@ -180,4 +186,5 @@ def _print_results(results: Sequence[RunResult], out: Path) -> None:
         screen.print("the same command runs the failed ones again")
     if len(results) == 1 and not failed:
         screen.print(f"model digest  {results[0].outcome['model_digest']}")
-    screen.print(f"results       {out}/{SUMMARY}, {TABLE} and {RUNS}/", soft_wrap=True)
+    files = f"{SUMMARY}, {TABLE}, tables.md, tables.tex, curves-*.png and {RUNS}/"
+    screen.print(f"results       {out}/{files}", soft_wrap=True)

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from ssfl.datasets.wording import plural
 from ssfl.program.printable import printable
+from ssfl.study.errors import StudyError
+from ssfl.study.estimate import StudyEstimate, estimate, is_long
 from ssfl.study.outcome import LAST
 from ssfl.study.run_spec import RunSpec
 from ssfl.study.summary import configurations
@@ -52,10 +54,16 @@ class Column:
 
 
 class StudyProgress(SweepProgress):
-    """A progress bar on a terminal, lines elsewhere; on stderr, since stdout has the results."""
+    """A progress bar on a terminal, lines elsewhere; on stderr, since stdout has the results.
 
-    def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+    Before a long study it prints what that will take; `workers` is the number of runs at once.
+    """
+
+    def __init__(
+        self, title: str, clock: Callable[[], float] = time.monotonic, workers: int = 0
+    ) -> None:
         self._title = title
+        self._workers = workers
         self.done = 0  # runs that have ended, of those to run
         self._console = console(stderr=True)
         self._clock = clock
@@ -72,6 +80,7 @@ class StudyProgress(SweepProgress):
         self._rounds: dict[str, int] = {}  # rounds done, by running run
         self._totals: dict[str, int] = {}  # rounds to do, by run
         self._rounds_done = 0
+        self._resumed = 0  # of these, rounds of earlier calls
 
     def __enter__(self) -> Self:
         return self
@@ -85,11 +94,27 @@ class StudyProgress(SweepProgress):
         self._began_s = self._printed_s = self._clock()
         before = f"; {reused:,} stored before, {len(todo):,} to go" if reused else ""
         self.print_line(self._title + before)
+        if todo and is_long(todo):
+            self._print_estimate(todo)
         if todo and self._console.is_terminal:
             total = sum(self._totals.values())
             self._task = self._bar.add_task("", total=total, left="", running="")
             self._bar.start()
             self._show()
+
+    def resumed(self, spec: RunSpec, rounds_done: int, problem: str) -> None:
+        self._resumed += rounds_done
+        self._rounds_done += rounds_done
+        self._rounds[spec.label] = rounds_done
+        what = f"warning: {problem}" if problem else f"resumes after round {rounds_done}"
+        self.print_line(f"{spec.label}: {what}")
+
+    def _print_estimate(self, todo: Sequence[RunSpec]) -> None:
+        try:
+            self.print_line(estimate_text(estimate(todo, self._workers)))
+        except StudyError as error:  # the runs will report it, too
+            self.print_line(f"no estimate of hours and memory: {error}")
+        self._began_s = self._clock()
 
     def round_done(self, spec: RunSpec, rounds_done: int) -> None:
         self._rounds_done += rounds_done - self._rounds.get(spec.label, 0)
@@ -127,9 +152,10 @@ class StudyProgress(SweepProgress):
     def _left(self, before: str = "") -> str:
         """Return the estimated time left, from the mean time of a round."""
         remaining = sum(self._totals.values()) - self._rounds_done
-        if not remaining or not self._rounds_done:
+        done = self._rounds_done - self._resumed
+        if not remaining or not done:
             return ""
-        seconds = (self._clock() - self._began_s) * remaining / self._rounds_done
+        seconds = (self._clock() - self._began_s) * remaining / done
         return f"{before}about {_duration(seconds)} left"
 
     def _show(self) -> None:
@@ -193,6 +219,15 @@ def _caption(results: Sequence[RunResult], rows: Sequence[Mapping[str, Any]]) ->
         tests = f"{' or '.join(map(str, sorted(counts)))} evaluations in the last {LAST} rounds"
         parts.append(f"Pooled and mean accuracy: of {tests}; personal: after the last.")
     return " ".join(parts)
+
+
+def estimate_text(found: StudyEstimate) -> str:
+    """Return the estimate of a study as a line."""
+    gpu = f" and {found.gpu_memory / 1e9:.1f} GB on the GPU" if found.gpu_memory else ""
+    return (
+        f"{plural(found.runs, 'run')} to do: about {_duration(found.seconds)} on this machine, "
+        f"{found.memory / 1e9:.1f} GB of memory{gpu}; measured on a few steps"
+    )
 
 
 def _result_text(result: RunResult) -> str:

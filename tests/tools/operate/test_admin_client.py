@@ -1,0 +1,27 @@
+import re
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.tools.operate import admin_client
+from ssfl.tools.operate.command import status, stop
+
+
+@pytest.mark.parametrize("command", [status, stop])
+def test_a_port_that_never_answers_is_named_while_waiting(
+    command: Callable[[list[str]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("TIMEOUT_S", "STATUS_TIMEOUT_S", "DIAGNOSIS_S"):
+        monkeypatch.setattr(admin_client, name, 0.5)
+    monkeypatch.setattr(admin_client, "NOTICE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ProgramError, match=f"no coordinator answers .* {address}") as caught:
+            command([f"--admin={address}"])
+    assert caught.value.exit_code is ExitCode.UNREACHABLE
+    notice = rf"waiting for {address} to answer, until \d\d:\d\d:\d\d at the latest\n"
+    assert re.fullmatch(notice, capsys.readouterr().err)
