@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ssfl.study.intervals import interval_text
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
 PAGE = ROOT / "docs" / "paper.md"
@@ -79,10 +81,10 @@ def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _row(row: dict[str, Any]) -> str:
-    low, high = 100 * row["low"], 100 * row["high"]
     bar = f"{100 * row['bar']:+.2f}" if "bar" in row else ""
     word = {True: "reached", False: "**not reached**", None: ""}[row.get("met")]
-    cells = [row["label"], f"{100 * row['mean']:+.1f}", f"{low:+.1f} … {high:+.1f}", bar, word]
+    mean, interval = f"{100 * row['mean']:+.1f}", interval_text(row["low"], row["high"])
+    cells = [row["label"], mean, interval, bar, word]
     return "| " + " | ".join(cells).replace("-", "−") + " |"
 
 

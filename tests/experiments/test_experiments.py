@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.paper_page import _row
 
 from ssfl.experiments import EXPERIMENTS, measured, others, tables
 from ssfl.experiments.contract import Runs, difference
@@ -103,6 +104,13 @@ def test_a_difference_is_paired_and_measured_against_its_bar() -> None:
     assert row["met"] is False
     assert difference("a − b", {0: 0.5}, {0: 0.4}, 0.0)["met"] is True
     assert "met" not in difference("a − b", {0: 0.5}, {0: 0.4})
+
+
+def test_a_row_of_one_seed_has_no_interval() -> None:
+    row = difference("a − b", {0: 0.5}, {0: 0.4})
+    rounded = json.loads(json.dumps({**row, "low": None, "high": None}))  # as in a document
+    assert _cells(rounded) == ("a − b", "+10.0", "", "", "")
+    assert _row(rounded) == "| a − b | +10.0 |  |  |  |"
 
 
 def test_the_quick_recipe_has_the_settings_of_its_docstring() -> None:

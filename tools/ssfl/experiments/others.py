@@ -87,7 +87,7 @@ MASK_ERROR = Experiment(
 def warm_specs(recipe: Recipe) -> Iterable[RunSpec]:
     yield from recipe.methods(f"ssfl {sparsity}" for sparsity in WARM_SPARSITIES)
     for sparsity in WARM_SPARSITIES:
-        warm: dict[str, Setting] = {"sparsity": sparsity, "warmup_rounds": recipe.rounds // 5}
+        warm: dict[str, Setting] = {"sparsity": sparsity, "warmup_rounds": recipe.warmup_rounds}
         yield from recipe.specs(f"warm-up {sparsity}", warm)
 
 
@@ -101,7 +101,7 @@ def conclude_warm(recipe: Recipe, runs: Runs) -> Result:
         for s in WARM_SPARSITIES
     }
     found = [
-        f"A warm-up of {recipe.rounds // 5} dense rounds of {recipe.rounds} takes {ratio:.2f} "
+        f"A warm-up of {recipe.warmup_rounds} dense rounds of {recipe.rounds} takes {ratio:.2f} "
         f"times the bytes at {sparsity_text(sparsity)}."
         for sparsity, ratio in ratios.items()
     ]

@@ -18,7 +18,7 @@ from ssfl.study.charts.accuracy import (
     sparsity_picture,
 )
 from ssfl.study.charts.style import sparsity_text
-from ssfl.study.intervals import mean_and_sd
+from ssfl.study.intervals import mean_and_sd, percent_text
 from ssfl.study.sweep import RunSpec
 
 BOTH = "mean over clients: of the global model in the last 10 rounds, or of their own models"
@@ -68,18 +68,13 @@ def _conclude_table(runs: Runs, table: Mapping[str, Row], prefix: str = "") -> R
         name, kind = prefix + row.run, KINDS[row.measure]
         found = runs.values(name, row.measure)
         groups[kind][label] = found
-        cells.append([label, kind, _percent(found)])
+        cells.append([label, kind, percent_text(found)])
         if row.run != SSFL:
             rows.append(
                 runs.difference(f"SSFL − {label}, {kind}", prefix + SSFL, name, measure=row.measure)
             )
     table_of_all = {"columns": ["method", "accuracy of", "%"], "rows": cells}
     return {"accuracy": BOTH, "groups": groups, "table": table_of_all, "rows": rows}
-
-
-def _percent(values: list[float]) -> str:
-    mean, sd = mean_and_sd([100 * value for value in values])
-    return f"{mean:.1f}" + (f" ± {sd:.1f}" if len(values) > 1 else "")
 
 
 METHODS = Experiment(

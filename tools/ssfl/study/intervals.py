@@ -56,6 +56,27 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, sd, mean - half, mean + half, len(values))
 
 
+def percent_text(values: Sequence[float]) -> str:
+    """Return shares as mean ± standard deviation in per cent; one value has no deviation.
+
+    Examples:
+        >>> percent_text([0.5, 0.6]), percent_text([0.5])
+        ('55.0 ± 7.1', '50.0')
+    """
+    mean, sd = mean_and_sd([100 * value for value in values])
+    return f"{mean:.1f}" + (f" ± {sd:.1f}" if len(values) > 1 else "")
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """Return an interval of shares in points; empty for a single seed, which has none.
+
+    Examples:
+        >>> interval_text(-0.012, 0.034)
+        '-1.2 … +3.4'
+    """
+    return "" if low is None or high is None else f"{100 * low:+.1f} … {100 * high:+.1f}"
+
+
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Spread:
     """Return the mean of ours - theirs, seed by seed, with its interval.
 

@@ -1,4 +1,4 @@
-"""`ssfl paper`: tests the paper's claims on this machine in minutes."""
+"""`ssfl paper`: tests the paper's claims on this machine, in minutes or, on CIFAR-10, in hours."""
 
 import json
 import sys
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ssfl.datasets.errors import OptionError
+from ssfl.datasets.source import SourceOptions, read_source
 from ssfl.datasets.wording import plural
 from ssfl.durable.files import write_atomic
 from ssfl.learning.errors import DeviceError
@@ -22,8 +24,10 @@ from ssfl.program.exits import ExitCode, raise_on_sigterm, usage_error
 from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
 from ssfl.study.errors import StudyError
+from ssfl.study.intervals import interval_text
 from ssfl.study.run_spec import CPU, DEVICES
 from ssfl.tools.local.local_run import require_modules
+from ssfl.tools.shards.view import ProgressView
 from ssfl.tools.terminal import console, right
 
 if TYPE_CHECKING:  # they need torch and matplotlib, whose absence is explained first
@@ -32,15 +36,17 @@ if TYPE_CHECKING:  # they need torch and matplotlib, whose absence is explained 
     from ssfl.study.sweep import RunResult, RunSpec
 
 DESCRIPTION = (
-    "Tests the paper's claims at a small scale. Every experiment prints the claim and the result, "
-    "draws a chart and stores the numbers. All runs are simulated in mode fast, shared between "
-    "experiments and stored one by one; after a stop, the same command resumes."
+    "Tests the paper's claims at a small scale, or on CIFAR-10. Every experiment prints the claim and "
+    "the result, draws a chart and stores the numbers. All runs are simulated in mode fast, shared "
+    "between experiments and stored one by one; after a stop, the same command resumes."
 )
 EXPLANATION = """\
-Experiments: sparsity, controls, layers, methods, methods-pathological, sparse-methods, \
-larger-network, costs, newcomers, refresh, detection, mask-error, few-clients, saliency, privacy, \
-warm-up, partitions, dirichlet, clients, client-weights, class-mix, convergence, convergence-all, \
-profiles.
+Experiments: overview, overview-others, sparsity, controls, layers, methods, \
+methods-pathological, sparse-methods, larger-network, costs, newcomers, refresh, detection, \
+mask-error, few-clients, saliency, privacy, warm-up, partitions, dirichlet, clients, \
+client-weights, class-mix, convergence, convergence-all, profiles.
+
+--scale cifar is ResNet-8 on CIFAR-10: overview, and with --full overview-others, too.
 
 --scale paper is ResNet-18 on CIFAR, for the experiments without runs: mask-error, saliency, \
 privacy and dirichlet. The runs of the others are sweeps of `ssfl simulate` there: benchmarks/paper.
@@ -51,11 +57,14 @@ computed again from its runs.
 
 For example: ssfl paper --only sparsity,controls
 
+For example: ssfl paper --scale cifar --seeds 3 --download --out runs/paper-cifar
+
 For example: ssfl paper --pack results.zip --out runs/cifar10"""
 SEEDS = 5
-SMALL, FULL = "small", "paper"
+SMALL, CIFAR, FULL = "small", "cifar", "paper"
 SOURCES = {
     SMALL: ("fashion-mnist", "mnist", "cifar10", "digits"),
+    CIFAR: ("cifar10",),
     FULL: ("cifar10", "cifar100", "tiny-imagenet"),
 }
 
@@ -64,14 +73,18 @@ SOURCES = {
 class PaperConfig:
     """Which experiments, on which data, and where to store them."""
 
-    only: str = setting("", "names of experiments, separated by commas; default: all")
+    only: str = setting(
+        "", "names of experiments, separated by commas; default: all, with --scale cifar overview"
+    )
     seeds: int = setting(SEEDS, "number of seeds; use at least 5 for a useful interval",
                          ge=1, le=1000)  # fmt: skip
-    scale: str = choice("size of data and network", SMALL, FULL)
+    scale: str = choice("size of data and network", SMALL, CIFAR, FULL)
+    full: bool = setting(False, "with --scale cifar: overview-others, too")
     data: str = setting(
         "", "fashion-mnist, mnist, cifar10 or digits; default: fashion-mnist, or digits without "
         "it; --scale paper: cifar10 (default), cifar100 or tiny-imagenet",
     )  # fmt: skip
+    download: bool = setting(False, "download missing files of the data set")
     device: str = setting(CPU, "device that clients compute on", choices=DEVICES)
     out: Path = setting(Path("runs/paper"), "folder for the results")
     workers: int = setting(0, "runs at once; 0: one per core", le=1024)
@@ -131,13 +144,19 @@ def _run(config: PaperConfig) -> None:
     from ssfl.tools.simulate.view import StudyProgress
 
     recipe = _recipe(config)
+    if config.full and config.scale != CIFAR:
+        raise usage_error("--full is for --scale cifar: the small scale runs everything by default")
+    if config.download:
+        _download(recipe.data.source)
     names = [name.strip() for name in config.only.split(",") if name.strip()]
     for name in names:
         if name not in EXPERIMENTS:
             known = ", ".join(EXPERIMENTS)
             text = f"--only: there is no experiment {name}; the experiments are: {known}"
             raise usage_error(text)
-    chosen = [EXPERIMENTS[name] for name in names] or list(EXPERIMENTS.values())
+    if config.scale == CIFAR:
+        names = [*(names or ["overview"]), *(["overview-others"] if config.full else [])]
+    chosen = [EXPERIMENTS[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS.values())
     if config.scale == FULL:
         chosen = _without_runs(chosen, named=bool(names))
     if config.device != CPU:
@@ -193,9 +212,20 @@ def _recipe(config: PaperConfig) -> "Recipe":
     if config.data and config.data not in known:
         raise usage_error(f"--data must be one of {', '.join(known)}, got {config.data!r}")
     seeds = tuple(range(config.seeds))
+    data = config.data or (known[0] if config.download else "")
     if config.scale == FULL:
-        return Recipe.paper(seeds, config.data, config.device)
-    return replace(Recipe.quick(seeds, config.data), device=config.device)
+        return Recipe.paper(seeds, data, config.device)
+    recipe = Recipe.cifar(seeds) if config.scale == CIFAR else Recipe.quick(seeds, data)
+    return replace(recipe, device=config.device)
+
+
+def _download(source: str) -> None:
+    """Download the missing files of a data set."""
+    try:
+        with ProgressView() as progress:
+            read_source(SourceOptions(source=source, download=True), progress.show)
+    except OptionError as error:
+        raise usage_error(str(error)) from error
 
 
 def _without_runs(chosen: Sequence["Experiment"], *, named: bool) -> list["Experiment"]:
@@ -231,7 +261,7 @@ def _print_experiment(document: dict[str, Any], screen: Console) -> None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f}"
     bar = f"{100 * row['bar']:+.2f}" if "bar" in row else ""
     verdict = {True: "reached", False: "NOT REACHED", None: ""}[row.get("met")]
-    return row["label"], f"{100 * row['mean']:+.1f}", interval, bar, verdict
+    mean, interval = f"{100 * row['mean']:+.1f}", interval_text(row["low"], row["high"])
+    return row["label"], mean, interval, bar, verdict
