@@ -106,7 +106,7 @@ class UploadParts:
     bits_required: bool = False
     max_kept: int | None = None  # most weights that the bits may keep; None: all
     vectors: tuple[str, ...] = ()  # further vectors on the same mask as the values, by name
-    num_numbers: int = 0  # most numbers
+    num_numbers: int = 0  # every update has this many
 
 
 @dataclass(frozen=True, eq=False)

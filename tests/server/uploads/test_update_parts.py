@@ -35,7 +35,7 @@ INITIAL = np.arange(1, 23, dtype=np.float32)
 MASK = Mask.from_bools(np.arange(20) % 2 == 0)
 OWN = Mask.from_bools(np.arange(20) % 4 < 2)
 BASE = ModelState(MANIFEST, INITIAL, MASK, 1, MASK.gather(INITIAL))
-PARTS = UploadParts(bits=True, max_kept=12, vectors=("control",), num_numbers=3)
+PARTS = UploadParts(bits=True, max_kept=12, vectors=("control",), num_numbers=2)
 TESTED = Evaluation(1, 2, 3.0)
 
 
@@ -110,6 +110,13 @@ def set_size(extra: int) -> Callable[[update_pb2.SparseUpdate], None]:
     return change
 
 
+def set_number(number: float) -> Callable[[update_pb2.SparseUpdate], None]:
+    def change(header: update_pb2.SparseUpdate) -> None:
+        header.numbers[0] = number
+
+    return change
+
+
 HEADERS: dict[str, tuple[Callable[[update_pb2.SparseUpdate], Any], str]] = {
     "too many bits": (set_kept(13), "keeps 13 weights; expected 1 to 12"),
     "no bits": (set_kept(0), "keeps 0 weights"),
@@ -144,9 +151,14 @@ HEADERS: dict[str, tuple[Callable[[update_pb2.SparseUpdate], Any], str]] = {
         lambda header: setattr(header.vectors[0].values, "reference_digest", bytes(32)),
         "without a reference",
     ),
-    "too many numbers": (lambda header: header.numbers.extend([1.0] * 9), "11 numbers"),
-    "a number that is NaN": (lambda header: header.numbers.append(float("nan")), "finite"),
-    "an infinite number": (lambda header: header.numbers.append(float("inf")), "finite"),
+    "too many numbers": (
+        lambda header: header.numbers.extend([1.0] * 9),
+        "11 numbers; expected 2",
+    ),
+    "too few numbers": (lambda header: header.numbers.pop(), "1 numbers; expected 2"),
+    "no numbers": (lambda header: header.ClearField("numbers"), "0 numbers; expected 2"),
+    "a number that is NaN": (set_number(float("nan")), "finite"),
+    "an infinite number": (set_number(float("inf")), "finite"),
 }
 
 

@@ -94,9 +94,9 @@ def check_parts(
         )
         if vector.values.reference_digest:
             raise InvalidRequest("a further vector is coded without a reference")
-    most_numbers = min(parts.num_numbers, MAX_NUMBERS)
-    if len(header.numbers) > most_numbers:
-        raise InvalidRequest(f"{len(header.numbers)} numbers; expected at most {most_numbers}")
+    num_numbers = min(parts.num_numbers, MAX_NUMBERS)
+    if len(header.numbers) != num_numbers:
+        raise InvalidRequest(f"{len(header.numbers)} numbers; expected {num_numbers}")
     if not all(map(math.isfinite, header.numbers)):
         raise InvalidRequest("the numbers of an update must be finite")
 
