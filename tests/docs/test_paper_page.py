@@ -49,6 +49,7 @@ def test_results_of_some_experiments_are_copied_and_a_table_is_shown(
 ) -> None:
     results, folder = tmp_path / "results", tmp_path / "folder"
     monkeypatch.setattr(page, "RESULTS", results)
+    monkeypatch.setattr(page, "SCALES", {})
     folder.mkdir()
     document = {
         "title": "All methods", "paper": "None.", "rows": [],
