@@ -14,7 +14,7 @@ from ssfl.experiments.contract import Runs, difference
 from ssfl.experiments.recipe import DIGITS, SETTINGS, Recipe
 from ssfl.program.exits import ExitCode
 from ssfl.study.charts.style import sparsity_text
-from ssfl.study.data import BENCHMARK_S
+from ssfl.study.data import BENCHMARK_S, DataSpec
 from ssfl.study.sweep import RunSpec, run_all
 from ssfl.tools.main import main
 from ssfl.tools.simulate.paper import _cells
@@ -142,6 +142,27 @@ def test_a_sparsity_is_shown_in_per_cent() -> None:
     ]
 
 
+def test_the_scale_of_cifar_has_the_settings_of_its_docstring() -> None:
+    recipe = Recipe.cifar((0, 1, 2))
+    assert recipe.data == DataSpec(source="cifar10", clients=100)
+    assert not recipe.round_tests
+    settings = settings_of(replace(recipe, seeds=(0,)))
+    assert (settings["model"], settings["rounds"], settings["local_epochs"]) == ("resnet8", 100, 1)
+    assert (settings["learning_rate"], settings["lr_decay"]) == (0.1, 0.99)
+    assert (settings["augment"], settings["normalize"]) == ("auto", "auto")
+    assert recipe.warmup_rounds == 10
+
+
+def test_the_main_command_on_cifar_has_48_runs_and_full_adds_all_rows_on_both_partitions() -> None:
+    recipe = Recipe.cifar((0, 1, 2))
+    main = {(spec.name, spec.seed) for spec in EXPERIMENTS["overview"].specs(recipe)}
+    others = {(spec.name, spec.seed) for spec in EXPERIMENTS["overview-others"].specs(recipe)}
+    assert len(main) == 48
+    assert main < others
+    rows = {name.removeprefix("2 classes, ") for name, _ in others}
+    assert {name for name, _ in others} == rows | {f"2 classes, {row}" for row in rows}
+
+
 def test_the_scale_of_the_paper_has_its_network_and_data() -> None:
     recipe = Recipe.paper((0,), "cifar100")
     assert (recipe.data.source, recipe.data.clients, recipe.data.alpha) == ("cifar100", 100, 0.2)
@@ -163,6 +184,9 @@ def test_paper_names_experiments_that_the_scale_does_not_have(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for argv, text in (
+        (["--full"], "--full is for --scale cifar"),
+        (["--scale", "cifar", "--data", "digits"], "--data must be one of cifar10, got 'digits'"),
+        (["--data", "digits", "--download"], "--download"),
         (["--scale", "paper", "--only", "sparsity"], "sparsity needs runs, which are a sweep"),
         (["--scale", "paper", "--data", "digits"], "--data must be one of cifar10, cifar100"),
         (["--only", "nothing"], "there is no experiment nothing"),

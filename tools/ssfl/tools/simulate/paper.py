@@ -36,9 +36,9 @@ if TYPE_CHECKING:  # they need torch and matplotlib, whose absence is explained 
     from ssfl.study.sweep import RunResult, RunSpec
 
 DESCRIPTION = (
-    "Tests the paper's claims at a small scale, or on CIFAR-10. Every experiment prints the claim and "
-    "the result, draws a chart and stores the numbers. All runs are simulated in mode fast, shared "
-    "between experiments and stored one by one; after a stop, the same command resumes."
+    "Tests the paper's claims at a small scale, or on CIFAR-10. Every experiment prints the claim "
+    "and the result, draws a chart and stores the numbers. All runs are simulated in mode fast, "
+    "shared between experiments and stored one by one; after a stop, the same command resumes."
 )
 EXPLANATION = """\
 Experiments: overview, overview-others, sparsity, controls, layers, methods, \
