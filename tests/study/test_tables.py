@@ -123,6 +123,20 @@ def test_personal_and_global_accuracy_are_in_different_tables() -> None:
     assert cell(table, "tuned", "personal model") == "the global model, trained for 1 more epoch"
 
 
+def test_personal_models_are_counted() -> None:
+    def row(*counts: int, asked: int = 100) -> Any:
+        shown = {"has_personal_models": True, "keeps_personal_models": True, "own_models_of": asked}
+        runs = [
+            run("own", seed, curve(1, 0.1), own_models=count, **shown)
+            for seed, count in enumerate(counts)
+        ]
+        return cell(tables(runs)["personal-models"], "own", "clients that have one")
+
+    assert row(62) == row(62, 62) == "62 of 100"
+    assert row(60, 65, 62) == "60–65 of 100"
+    assert "clients that have one" not in tables(OWN)["personal-models"].columns, "an old summary"
+
+
 def test_a_row_says_that_the_sparsity_was_not_reached() -> None:
     table = tables(SPARSE, DENSE, OWN)["global-model"]
     assert cell(table, "own", "note") == "sparsity 90 % not reached: sends 34 % of the weights"

@@ -120,16 +120,30 @@ def _personal(groups: Groups) -> Table:
             named[name],
             _kind(runs[0]),
             number(_all(runs, "personal"), 100, with_sd=True),
+            _own_models(runs),
             number(_all(runs, "density_up_last"), 100),
         ]
         for name, runs in groups.items()
         if all(run["has_personal_models"] for run in runs)
     ]
     notes = ["Accuracy of each client's own model on its own test samples, after the last round; "
-             "mean over clients, ± standard deviation over seeds. Not comparable with the accuracy "
-             "of a global model."]  # fmt: skip
-    columns = ["configuration", "personal model", "personal %", "weights sent in the last round %"]
+             "mean over the clients that have one, ± standard deviation over seeds. A client that "
+             "no round has sampled has no model that the method keeps. Not comparable with the "
+             "accuracy of a global model."]  # fmt: skip
+    columns = ["configuration", "personal model", "personal %", "clients that have one",
+               "weights sent in the last round %"]  # fmt: skip
     return Table("personal-models", "Personal models", columns, rows, notes)
+
+
+def _own_models(runs: Sequence[Run]) -> str:
+    """Return how many clients have a model of their own, over all seeds; empty if not known."""
+    counts = {(run.get("own_models"), run.get("own_models_of")) for run in runs}
+    known = [(count, asked) for count, asked in counts if count is not None and asked is not None]
+    if not known:
+        return ""
+    ends = [sorted(values) for values in zip(*known, strict=True)]
+    have, asked = (f"{low[0]}" if low[0] == low[-1] else f"{low[0]}–{low[-1]}" for low in ends)
+    return f"{have} of {asked}"
 
 
 def _kind(run: Run) -> str:
