@@ -168,6 +168,26 @@ def test_the_settings_name_the_rate_and_its_trials() -> None:
     assert cell(table, "dense", "other settings") == "strategy dense"
 
 
+def test_the_settings_name_the_native_hyper_parameters_of_a_method() -> None:
+    given = {"strategy": "ditto", "strategy_options": "ditto.strength=0.5", "rounds": 4}
+    runs = [
+        run("Ditto", 0, curve(1, 0.1), spec={"settings": given}),
+        run("Adam", 0, curve(1, 0.1), spec={"settings": {"strategy": "fedopt", "rounds": 4}}),
+        run("SSFL", 0, curve(1, 0.1), spec={"settings": {"rounds": 4}}),
+        run("ours", 0, curve(1, 0.1),
+            spec={"settings": {"strategy": "mine", "strategy_options": "mine.size=3"}}),
+    ]  # fmt: skip
+    table = tables(runs)["settings"]
+    assert cell(table, "Ditto", "native hyper-parameters") == (
+        "ditto.strength=0.5, ditto.pull=gradient, ditto.personal_epochs=0, ditto.global_epochs=0"
+    )
+    assert cell(table, "Ditto", "other settings") == "strategy ditto, rounds 4"
+    assert "fedopt.optimizer=adam, " in cell(table, "Adam", "native hyper-parameters")
+    assert cell(table, "SSFL", "native hyper-parameters") == "", "it has none"
+    assert cell(table, "ours", "native hyper-parameters") == "", "a file of another machine"
+    assert cell(table, "ours", "other settings") == "strategy mine, mine.size=3"
+
+
 def test_without_accuracy_the_tables_have_the_loss() -> None:
     points = [[1, 10, 1, None, None, 0.25]]
     table = tables([run("numbers", 0, points, metrics={"r2": 0.5})])["global-model"]

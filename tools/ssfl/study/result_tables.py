@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssfl.datasets.wording import plural
+from ssfl.method.settings import RunSettings
+from ssfl.strategies.registry import options_of
 from ssfl.study.costs import CURVE, value_at
 from ssfl.study.outcome import LAST, final
 from ssfl.study.tables import Cell, Number, Table, number
@@ -219,20 +221,38 @@ def _settings(groups: Groups, summary: Mapping[str, Any]) -> Table:
     for name, runs in groups.items():
         trials = chosen.get(name, {}).get("trials", {})
         how = f"best of {len(trials)}" if trials else "not chosen here"
+        native = _native(runs[0]["spec"]["settings"])
+        apart = {"learning_rate", *(["strategy_options"] if native else [])}
         given = {
             key: value
             for key, value in runs[0]["spec"]["settings"].items()
             if any(other[0]["spec"]["settings"].get(key) != value for other in groups.values())
-            and key != "learning_rate"
+            and key not in apart
         }
         rate: Cell = f"{float(runs[0]['learning_rate']):g}" if "learning_rate" in runs[0] else None
         words = [_setting(key, value) for key, value in given.items()]
-        rows.append([labels(groups)[name], rate, how, ", ".join(words)])
-    notes = ["Settings that differ between configurations."]
-    return Table(
-        "settings", "Settings",
-        ["configuration", "learning rate", "rate", "other settings"], rows, notes,
-    )  # fmt: skip
+        rows.append([labels(groups)[name], rate, how, ", ".join(words), native])
+    notes = ["*other settings* are those that differ between configurations. *native "
+             "hyper-parameters* are all settings of the strategy itself, also those that nobody "
+             "changed."]  # fmt: skip
+    columns = [
+        "configuration",
+        "learning rate",
+        "rate",
+        "other settings",
+        "native hyper-parameters",
+    ]
+    return Table("settings", "Settings", columns, rows, notes)
+
+
+def _native(settings: Mapping[str, Any]) -> str:
+    """Return the strategy's own settings, given and default; empty if it has none or is unknown."""
+    known = {"strategy": RunSettings().strategy, "strategy_options": "", **settings}
+    found = {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in options_of(known).items()
+    }
+    return ", ".join(f"{known['strategy']}.{name}={value}" for name, value in found.items())
 
 
 def _setting(key: str, value: Any) -> str:
