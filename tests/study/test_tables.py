@@ -142,9 +142,38 @@ def test_a_row_says_that_the_sparsity_was_not_reached() -> None:
     assert cell(table, "own", "note") == "sparsity 90 % not reached: sends 34 % of the weights"
     assert cell(table, "sparse", "note") == ""
     assert cell(table, "dense", "note") == "", "a dense method has no target"
-    union = [run("union", 0, curve(1, 0.1), density_tested=0.62)]
-    note = cell(tables(union)["global-model"], "union", "note")
-    assert note == "sparsity 90 % not reached: tests 62 % of the weights"
+    shared = run("shared", 0, curve(1, 0.1), density_tested=0.34, density_up_last=0.34)
+    assert note_of(shared) == "sparsity 90 % not reached: sends 34 % of the weights"
+    bits = run("bits", 0, curve(1, 0.1), density_tested=0.5, density_up_last=None)
+    assert note_of(bits) == "sparsity 90 % not reached: tests 50 % of the weights"
+
+
+def note_of(one: dict[str, Any]) -> Any:
+    table = tables([one])["global-model"]
+    (row,) = table.rows
+    return dict(zip(table.columns, row, strict=True)).get("note", "")
+
+
+def test_a_union_of_masks_is_no_missed_sparsity() -> None:
+    union = run("union", 0, curve(1, 0.1), density_tested=0.62)
+    assert note_of(union) == "the union of the clients' masks is tested, with 62 % of the weights"
+    slow = run("slow", 0, curve(1, 0.1), density_tested=1.0, density_up_last=0.34)
+    assert note_of(slow) == (
+        "sparsity 90 % not reached: sends 34 % of the weights; "
+        "the union of the clients' masks is tested, with 100 % of the weights"
+    )
+
+
+def test_the_tested_mean_of_a_gossip_method_says_nothing_about_its_sparsity() -> None:
+    relay = {"relay_up": 3_000_000}
+    reached = run("gossip", 0, curve(1, 0.1), density_tested=1.0, gossip=relay)
+    assert note_of(reached) == ""
+    unknown = run(
+        "gossip", 0, curve(1, 0.1), density_tested=1.0, density_up_last=None, gossip=relay
+    )
+    assert note_of(unknown) == ""
+    dense = run("gossip", 0, curve(1, 0.1), density_tested=1.0, density_up_last=0.2, gossip=relay)
+    assert note_of(dense) == "sparsity 90 % not reached: sends 20 % of the weights"
 
 
 def test_fewer_rounds_are_in_the_label_and_gossip_has_its_own_table() -> None:
