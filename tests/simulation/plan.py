@@ -171,7 +171,7 @@ def _with_strategy(settings: RunSettings, num_clients: int, rng: random.Random) 
                 settings, reproducible=False, clients=num_clients, min_clients=num_clients,
                 clients_per_round=0, round_deadline_s=20.0,
             )  # fmt: skip
-        return replace(settings, strategy="ditto")
+        return replace(settings, strategy="ditto", personalize_epochs=0)
     if settings.strategy == "ssfl" and not settings.refreshes and drawn < KEEPING + MOVING:
         own = {"every": rng.choice([1, 1, 2]), "until_round": settings.rounds, "alpha": 0.25}
         options = ",".join(f"feddst.{name}={value}" for name, value in own.items())

@@ -85,11 +85,36 @@ def test_the_document_describes_the_served_mask() -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("strategy", ["ditto", "sub-fedavg"])
+def test_a_client_that_was_never_sampled_has_no_model_that_the_method_keeps(
+    mode: str, strategy: str
+) -> None:
+    document = history(mode, strategy=strategy, rounds=1)
+    end, (only,) = document["personal"], document["rounds"]
+    sampled = {row["client"] for row in only["clients"]}
+    assert (end["own_models"], len(end["clients"])) == (len(sampled), 4) == (2, 4)
+    for row in end["clients"]:
+        assert row["has_own_model"] == (row["client"] in sampled)
+        assert (row["personal"] is None) == (row["client"] not in sampled)
+    own = [row["personal"] for row in end["clients"] if row["client"] in sampled]
+    assert end["personal"]["mean"] == pytest.approx(sum(own) / 2)
+
+
+def test_a_client_that_trains_the_final_model_has_one_of_its_own() -> None:
+    end = history(personalize_epochs=1, rounds=1)["personal"]
+    assert end["own_models"] == len(end["clients"]) == 4
+    assert all(row["personal"] is not None for row in end["clients"])
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("strategy", ["ssfl", "scaffold", "ditto"])
 def test_without_round_tests_only_evaluations_test_the_same_models(
     mode: str, strategy: str
 ) -> None:
-    given: dict[str, Any] = {"strategy": strategy, "personalize_epochs": 1, "evaluate_every": 2}
+    epochs = int(strategy != "ditto")  # its clients keep models of their own
+    given: dict[str, Any] = {
+        "strategy": strategy, "personalize_epochs": epochs, "evaluate_every": 2,
+    }  # fmt: skip
     usual = history(mode, **given)
     without = run_one(RunSpec("a", DATA, {**QUICK, **given}, 0, mode, round_tests=False))
     assert usual["model_digest"] == without["model_digest"]

@@ -1,5 +1,6 @@
 """Strategies and criteria from files and from other packages."""
 
+import hashlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,30 @@ def test_a_client_with_another_file_is_refused_with_both_digests(tmp_path: Path)
     with pytest.raises(StrategyMismatch, match=theirs) as refused:
         check_strategy(ours, settings)
     assert ours in str(refused.value)
+
+
+@pytest.mark.parametrize("base", ["ditto.Ditto", "fedprox.FedProx"])
+def test_a_file_that_extends_a_built_in_strategy_has_its_contract_number_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    method, name = base.split(".")
+    text = f"from ssfl.strategies.methods import {method}\n\nclass Own({base}): pass\n"
+    use_strategy(written(tmp_path, "own.py", text))
+    settings = RunSettings(strategy="own", local_epochs=2)
+    ours = identity(settings)
+    assert ours.startswith("own sha256:") and ours.endswith(f", {method} contract 1")
+    (built_in,) = (one for one in rule_for("own").__mro__ if one.__name__ == name)
+    monkeypatch.setattr(built_in, "contract", 2)
+    assert identity(settings) == ours.removesuffix("1") + "2"
+    with pytest.raises(StrategyMismatch, match=f"{method} contract 1"):
+        check_strategy(ours, settings)
+
+
+def test_a_file_that_extends_only_the_rule_has_no_contract_number(tmp_path: Path) -> None:
+    path = written(tmp_path, "twice.py", RULE)
+    use_strategy(path)
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    assert identity(RunSettings(strategy="twice")) == f"twice sha256:{digest}"
 
 
 def test_help_has_the_settings_of_a_strategy(tmp_path: Path) -> None:

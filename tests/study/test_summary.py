@@ -37,6 +37,7 @@ def test_the_outcome_agrees_with_the_history(history: dict[str, Any]) -> None:
     assert found["validation_mean"] == last["validation"]["mean"]
     assert found["evaluations_last_10"] == 2
     assert found["personal"] == history["personal"]["personal"]["mean"]
+    assert found["own_models"] == found["own_models_of"] == len(history["clients"])
     assert found["num_kept"] == history["mask"]["num_kept"]
     rows = history["ledger"]
     once = [row for row in rows if row["phase"] in ("initial", "scores", "mask")]
@@ -45,6 +46,15 @@ def test_the_outcome_agrees_with_the_history(history: dict[str, Any]) -> None:
     assert found["bytes_up"] == sum(
         row["payload_bytes"] for row in rows if row["direction"] == "up" and row not in once
     )
+
+
+def test_a_history_of_an_earlier_version_does_not_count_personal_models(
+    history: dict[str, Any],
+) -> None:
+    plain = {name: part for name, part in history["personal"].items() if name != "own_models"}
+    found = outcome_of({**history, "personal": plain})
+    assert found["personal"] == history["personal"]["personal"]["mean"]
+    assert found["own_models"] is None and found["own_models_of"] is None
 
 
 def test_without_personal_models_personal_comes_from_the_last_round() -> None:

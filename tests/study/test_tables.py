@@ -123,14 +123,57 @@ def test_personal_and_global_accuracy_are_in_different_tables() -> None:
     assert cell(table, "tuned", "personal model") == "the global model, trained for 1 more epoch"
 
 
+def test_personal_models_are_counted() -> None:
+    def row(*counts: int, asked: int = 100) -> Any:
+        shown = {"has_personal_models": True, "keeps_personal_models": True, "own_models_of": asked}
+        runs = [
+            run("own", seed, curve(1, 0.1), own_models=count, **shown)
+            for seed, count in enumerate(counts)
+        ]
+        return cell(tables(runs)["personal-models"], "own", "clients that have one")
+
+    assert row(62) == row(62, 62) == "62 of 100"
+    assert row(60, 65, 62) == "60–65 of 100"
+    assert "clients that have one" not in tables(OWN)["personal-models"].columns, "an old summary"
+
+
 def test_a_row_says_that_the_sparsity_was_not_reached() -> None:
     table = tables(SPARSE, DENSE, OWN)["global-model"]
     assert cell(table, "own", "note") == "sparsity 90 % not reached: sends 34 % of the weights"
     assert cell(table, "sparse", "note") == ""
     assert cell(table, "dense", "note") == "", "a dense method has no target"
-    union = [run("union", 0, curve(1, 0.1), density_tested=0.62)]
-    note = cell(tables(union)["global-model"], "union", "note")
-    assert note == "sparsity 90 % not reached: tests 62 % of the weights"
+    shared = run("shared", 0, curve(1, 0.1), density_tested=0.34, density_up_last=0.34)
+    assert note_of(shared) == "sparsity 90 % not reached: sends 34 % of the weights"
+    bits = run("bits", 0, curve(1, 0.1), density_tested=0.5, density_up_last=None)
+    assert note_of(bits) == "sparsity 90 % not reached: tests 50 % of the weights"
+
+
+def note_of(one: dict[str, Any]) -> Any:
+    table = tables([one])["global-model"]
+    (row,) = table.rows
+    return dict(zip(table.columns, row, strict=True)).get("note", "")
+
+
+def test_a_union_of_masks_is_no_missed_sparsity() -> None:
+    union = run("union", 0, curve(1, 0.1), density_tested=0.62)
+    assert note_of(union) == "the union of the clients' masks is tested, with 62 % of the weights"
+    slow = run("slow", 0, curve(1, 0.1), density_tested=1.0, density_up_last=0.34)
+    assert note_of(slow) == (
+        "sparsity 90 % not reached: sends 34 % of the weights; "
+        "the union of the clients' masks is tested, with 100 % of the weights"
+    )
+
+
+def test_the_tested_mean_of_a_gossip_method_says_nothing_about_its_sparsity() -> None:
+    relay = {"relay_up": 3_000_000}
+    reached = run("gossip", 0, curve(1, 0.1), density_tested=1.0, gossip=relay)
+    assert note_of(reached) == ""
+    unknown = run(
+        "gossip", 0, curve(1, 0.1), density_tested=1.0, density_up_last=None, gossip=relay
+    )
+    assert note_of(unknown) == ""
+    dense = run("gossip", 0, curve(1, 0.1), density_tested=1.0, density_up_last=0.2, gossip=relay)
+    assert note_of(dense) == "sparsity 90 % not reached: sends 20 % of the weights"
 
 
 def test_fewer_rounds_are_in_the_label_and_gossip_has_its_own_table() -> None:
@@ -152,6 +195,26 @@ def test_the_settings_name_the_rate_and_its_trials() -> None:
     assert cell(table, "sparse", "rate") == "best of 2"
     assert cell(table, "dense", "rate") == "not chosen here"
     assert cell(table, "dense", "other settings") == "strategy dense"
+
+
+def test_the_settings_name_the_native_hyper_parameters_of_a_method() -> None:
+    given = {"strategy": "ditto", "strategy_options": "ditto.strength=0.5", "rounds": 4}
+    runs = [
+        run("Ditto", 0, curve(1, 0.1), spec={"settings": given}),
+        run("Adam", 0, curve(1, 0.1), spec={"settings": {"strategy": "fedopt", "rounds": 4}}),
+        run("SSFL", 0, curve(1, 0.1), spec={"settings": {"rounds": 4}}),
+        run("ours", 0, curve(1, 0.1),
+            spec={"settings": {"strategy": "mine", "strategy_options": "mine.size=3"}}),
+    ]  # fmt: skip
+    table = tables(runs)["settings"]
+    assert cell(table, "Ditto", "native hyper-parameters") == (
+        "ditto.strength=0.5, ditto.pull=gradient, ditto.personal_epochs=0, ditto.global_epochs=0"
+    )
+    assert cell(table, "Ditto", "other settings") == "strategy ditto, rounds 4"
+    assert "fedopt.optimizer=adam, " in cell(table, "Adam", "native hyper-parameters")
+    assert cell(table, "SSFL", "native hyper-parameters") == "", "it has none"
+    assert cell(table, "ours", "native hyper-parameters") == "", "a file of another machine"
+    assert cell(table, "ours", "other settings") == "strategy mine, mine.size=3"
 
 
 def test_without_accuracy_the_tables_have_the_loss() -> None:

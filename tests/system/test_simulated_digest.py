@@ -238,3 +238,31 @@ def test_a_lossy_simulation_of_two_sampled_clients_has_the_digest_of_the_real_ru
         row["encoding"] for row in ledger if (row["phase"], row["direction"]) == ("values", "down")
     }
     check_same(real, api.simulate(shards, **SETTINGS | {"clients_per_round": 2} | more))
+
+
+def test_service_and_simulator_count_the_same_personal_models(programs: Programs) -> None:
+    """Two of four clients train in the only round; both sides count them, from its uploads."""
+    shards = api.digits(clients=4, seed=3)
+    (programs.folder / "shards").mkdir()
+    names = [f"shard_{number:02d}" for number in range(4)]
+    for name, shard in zip(names, shards, strict=True):
+        write_shard(programs.folder / "shards" / f"{name}.npz", shard)
+    more: dict[str, Any] = {"strategy": "ditto", "clients_per_round": 2, "rounds": 1}
+    shared = [flag for flag in RUN if not flag.startswith(("--clients=", "--rounds="))]
+    coordinator = programs.coordinator(
+        *shared, "--clients=4", "--clients-per-round=2", "--rounds=1", "--strategy=ditto"
+    )
+    real = finish(coordinator, [programs.client(name, coordinator) for name in names])
+    federation = SimulatedFederation(
+        load_task(IMAGE), dict(zip(names, shards, strict=True)), run_settings(SETTINGS | more, 4),
+        reference_coding=False,
+    )  # fmt: skip
+    while federation.next_work is not None:
+        federation.run_step()
+    document = federation.document()
+    assert document["model_digest"] == real.digest
+    assert document["personal"] == real.history["personal"]
+    remembering = [name for name, one in federation._clients.items() if "personal" in one.memory]
+    having = [row["client"] for row in document["personal"]["clients"] if row["has_own_model"]]
+    assert having == remembering
+    assert document["personal"]["own_models"] == len(having) == 2

@@ -144,13 +144,15 @@ def identity(settings: RunSettings) -> str:
     """Return what both ends of a run must agree on beside the settings; empty if nothing.
 
     It is the contract number of a built-in strategy whose clients do more than train and send
-    values, and the SHA-256 of the source of one from outside. The settings of images have contract
-    numbers too: a client of an earlier version ignores settings that it does not know.
+    values. Of a strategy from outside it is the SHA-256 of its source, and the contract numbers of
+    the built-in strategies that it extends. The settings of images have contract numbers too: a
+    client of an earlier version ignores settings that it does not know.
     """
     strategy = strategy_for(settings)
     parts = []
     if settings.strategy not in _methods():
         parts.append(f"{settings.strategy} sha256:{_outside().source_digest(type(strategy.rule))}")
+        parts += _extended(type(strategy.rule))
     elif strategy.has_client_half:
         parts.append(f"{settings.strategy} contract {strategy.rule.contract}")
     source = strategy.source
@@ -160,6 +162,16 @@ def identity(settings: RunSettings) -> str:
         )
     parts += [f"{name} contract 1" for name in IMAGES if getattr(settings, name) != NONE]
     return ", ".join(parts)
+
+
+def _extended(rule: type[Rule]) -> list[str]:
+    """Return name and contract number of the built-in strategies that a rule extends."""
+    names = {module: name for name, module in _methods().items()}
+    return [
+        f"{names[base.__module__]} contract {base.contract}"
+        for base in rule.__mro__
+        if issubclass(base, Rule) and base.__module__ in names
+    ]
 
 
 @lru_cache(maxsize=64)

@@ -178,6 +178,27 @@ def test_personal_models_are_listed_with_the_global_model_and_their_data_sizes()
     assert history_of(*SCORING).to_dict()["personal"] is None
 
 
+def test_only_clients_that_trained_in_a_counted_round_have_a_model_that_a_strategy_keeps() -> None:
+    def own(client: ClientId, correct: int, personal: int) -> Fact:
+        report = {"evaluation": evaluation(correct, 10, 5.0), "personal": evaluation(personal, 10)}
+        return facts.UploadAccepted(9, client, "", 0.0, report)
+
+    void = (started(8, Work.TRAIN, 1), trained(8, C2, 0, 0, 9.0), facts.StepVoided(8, "few"))
+    tests = (started(9, Work.PERSONALIZE, 1), own(C1, 3, 7), own(C2, 1, 1), own(C3, 5, 9))
+    history = history_of(*ROUND_0, *void, *tests, committed(9))
+    end = history.to_dict(from_rounds=True)["personal"]
+    assert (end["own_models"], len(end["clients"])) == (2, 3)
+    assert (end["global"]["mean"], end["personal"]["mean"]) == (0.4, 0.8)
+    assert [row["has_own_model"] for row in end["clients"]] == [True, False, True]
+    assert (end["clients"][1]["global"], end["clients"][1]["personal"]) == (0.1, None)
+    trained_at_the_end = history.to_dict()["personal"]
+    assert (trained_at_the_end["own_models"], trained_at_the_end["clients"][1]["personal"]) == (
+        3, 0.1,
+    )  # fmt: skip
+    nobody = history_of(*tests, committed(9)).to_dict(from_rounds=True)["personal"]
+    assert (nobody["own_models"], nobody["personal"]["mean"]) == (0, None)
+
+
 def test_an_evaluation_without_reports_has_no_results() -> None:
     history = history_of(started(3, Work.EVALUATE, 1), facts.StepClosed(3, (), (C1,)), committed(3))
     assert history.evaluations[0]["pooled"] is None

@@ -138,3 +138,9 @@ def test_pages_and_pictures_have_the_same_colours() -> None:
     assert light[looks["DENSE"]] == palette.DENSE.lower()
     known = {colour.lower() for colour in palette.CATEGORIES}
     assert {colour for number, colour in light.items() if number != "4"} <= known
+
+
+def test_a_mean_of_personal_models_names_the_clients_that_have_one() -> None:
+    asked = ([6, 10], [10, 10], [None, 10])
+    shown = ["the 6 of 10 clients that have one", "clients", "clients"]
+    assert called("ownersText", *asked) == shown

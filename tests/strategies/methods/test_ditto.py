@@ -130,6 +130,11 @@ def test_more_epochs_than_a_round_has_are_refused() -> None:
     check_settings(RunSettings(strategy="ditto", local_epochs=1, local_steps=9))
 
 
+def test_fine_tuning_is_refused_because_every_client_keeps_its_own_model() -> None:
+    with pytest.raises(SettingsError, match=r"own at every client.*leave out --personalize-epochs"):
+        check_settings(RunSettings(strategy="ditto", personalize_epochs=1))
+
+
 # -- with a real network
 
 

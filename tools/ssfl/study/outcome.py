@@ -22,13 +22,16 @@ def final(outcome: Mapping[str, Any], name: str) -> Any:
 def outcome_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return accuracies, loss, metrics, costs and digest of a run; None if not measured."""
     tested = document["evaluations"][-1] if document["evaluations"] else {}
-    mask, end = document.get("mask", {}), document.get("personal")
+    mask, end = document.get("mask", {}), document.get("personal") or {}
     gossip = document.get("gossip", {})
     return {
         "rounds": document["rounds_done"],
         "pooled": tested.get("pooled"),
         "mean": tested.get("mean"),
         "personal": end["personal"]["mean"] if end else last_rounds_mean(document, 1, "personal"),
+        # Clients with a model of their own, of those asked; None if not known.
+        "own_models": end.get("own_models"),
+        "own_models_of": len(end["clients"]) if "own_models" in end else None,
         "validation_pooled": last_rounds_mean(document, 1, "validation_pooled"),
         "validation_mean": last_rounds_mean(document, 1, "validation_mean"),
         **{f"{name}_last_{LAST}": last_rounds_mean(document, LAST, name) for name in ACCURACIES},

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssfl.datasets.wording import plural
+from ssfl.method.settings import RunSettings
+from ssfl.strategies.registry import options_of
 from ssfl.study.costs import CURVE, value_at
 from ssfl.study.outcome import LAST, final
 from ssfl.study.tables import Cell, Number, Table, number
@@ -100,17 +102,29 @@ def _global(groups: Groups) -> Table:
 
 
 def _note(runs: Sequence[Run]) -> str:
-    """Return what is above the sparsity of the configuration; empty if nothing is."""
+    """Return what is above the sparsity of the configuration; empty if nothing is.
+
+    Clients reach it if what they send does. A union of their masks is denser. The mean of all
+    models of a gossip method is only tested: nothing trains from it.
+    """
     target = runs[0].get("target_density")
     if target is None:
         return ""
-    found = []
-    for key, what in (("density_tested", "tests"), ("density_up_last", "sends")):
-        known = [value for value in _all(runs, key) if value is not None]
-        if known and max(known) > target * _CLOSE:
-            found.append(f"{what} {100 * max(known):.3g} %")
-    wanted = f"sparsity {100 * (1 - target):.3g} % not reached: "
-    return wanted + " and ".join(found) + " of the weights" if found else ""
+    is_gossip = any(run.get("gossip") for run in runs)
+    tested, sent = _largest(runs, "density_tested"), _largest(runs, "density_up_last")
+    most, notes = target * _CLOSE, list[str]()
+    what, reached = ("tests", tested) if sent is None and not is_gossip else ("sends", sent)
+    if reached is not None and reached > most:
+        share = f"{what} {100 * reached:.3g} % of the weights"
+        notes.append(f"sparsity {100 * (1 - target):.3g} % not reached: {share}")
+    if tested and sent and not is_gossip and tested > max(most, sent * _CLOSE):
+        union = f"the union of the clients' masks is tested, with {100 * tested:.3g} %"
+        notes.append(f"{union} of the weights")
+    return "; ".join(notes)
+
+
+def _largest(runs: Sequence[Run], key: str) -> float | None:
+    return max((value for value in _all(runs, key) if value is not None), default=None)
 
 
 def _personal(groups: Groups) -> Table:
@@ -120,16 +134,30 @@ def _personal(groups: Groups) -> Table:
             named[name],
             _kind(runs[0]),
             number(_all(runs, "personal"), 100, with_sd=True),
+            _own_models(runs),
             number(_all(runs, "density_up_last"), 100),
         ]
         for name, runs in groups.items()
         if all(run["has_personal_models"] for run in runs)
     ]
     notes = ["Accuracy of each client's own model on its own test samples, after the last round; "
-             "mean over clients, ± standard deviation over seeds. Not comparable with the accuracy "
-             "of a global model."]  # fmt: skip
-    columns = ["configuration", "personal model", "personal %", "weights sent in the last round %"]
+             "mean over the clients that have one, ± standard deviation over seeds. A client that "
+             "no round has sampled has no model that the method keeps. Not comparable with the "
+             "accuracy of a global model."]  # fmt: skip
+    columns = ["configuration", "personal model", "personal %", "clients that have one",
+               "weights sent in the last round %"]  # fmt: skip
     return Table("personal-models", "Personal models", columns, rows, notes)
+
+
+def _own_models(runs: Sequence[Run]) -> str:
+    """Return how many clients have a model of their own, over all seeds; empty if not known."""
+    counts = {(run.get("own_models"), run.get("own_models_of")) for run in runs}
+    known = [(count, asked) for count, asked in counts if count is not None and asked is not None]
+    if not known:
+        return ""
+    ends = [sorted(values) for values in zip(*known, strict=True)]
+    have, asked = (f"{low[0]}" if low[0] == low[-1] else f"{low[0]}–{low[-1]}" for low in ends)
+    return f"{have} of {asked}"
 
 
 def _kind(run: Run) -> str:
@@ -205,20 +233,38 @@ def _settings(groups: Groups, summary: Mapping[str, Any]) -> Table:
     for name, runs in groups.items():
         trials = chosen.get(name, {}).get("trials", {})
         how = f"best of {len(trials)}" if trials else "not chosen here"
+        native = _native(runs[0]["spec"]["settings"])
+        apart = {"learning_rate", *(["strategy_options"] if native else [])}
         given = {
             key: value
             for key, value in runs[0]["spec"]["settings"].items()
             if any(other[0]["spec"]["settings"].get(key) != value for other in groups.values())
-            and key != "learning_rate"
+            and key not in apart
         }
         rate: Cell = f"{float(runs[0]['learning_rate']):g}" if "learning_rate" in runs[0] else None
         words = [_setting(key, value) for key, value in given.items()]
-        rows.append([labels(groups)[name], rate, how, ", ".join(words)])
-    notes = ["Settings that differ between configurations."]
-    return Table(
-        "settings", "Settings",
-        ["configuration", "learning rate", "rate", "other settings"], rows, notes,
-    )  # fmt: skip
+        rows.append([labels(groups)[name], rate, how, ", ".join(words), native])
+    notes = ["*other settings* are those that differ between configurations. *native "
+             "hyper-parameters* are all settings of the strategy itself, also those that nobody "
+             "changed."]  # fmt: skip
+    columns = [
+        "configuration",
+        "learning rate",
+        "rate",
+        "other settings",
+        "native hyper-parameters",
+    ]
+    return Table("settings", "Settings", columns, rows, notes)
+
+
+def _native(settings: Mapping[str, Any]) -> str:
+    """Return the strategy's own settings, given and default; empty if it has none or is unknown."""
+    known = {"strategy": RunSettings().strategy, "strategy_options": "", **settings}
+    found = {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in options_of(known).items()
+    }
+    return ", ".join(f"{known['strategy']}.{name}={value}" for name, value in found.items())
 
 
 def _setting(key: str, value: Any) -> str:

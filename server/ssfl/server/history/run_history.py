@@ -3,8 +3,8 @@
 Accuracies: `pooled` is correct / total over all test samples of the clients that reported,
 `mean` the plain mean over clients, `personal` the mean over clients of each one's own freshly
 trained model. `loss` and `metrics` are pooled, too. A round's accuracies are those of its
-*base*: sampled clients test the model they receive before they train. At the end of a run with
-`personalize_epochs`, `personal` compares every client's own model with the global one.
+*base*: sampled clients test the model they receive before they train. At the end of a run,
+`personal` compares the clients' own models with the global one, over the clients that have one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ class Newest:
     newest_round: Entry = field(default_factory=dict)
     newest_evaluation: Entry = field(default_factory=dict)
     personal: list[Entry] = field(default_factory=list)  # clients' own models at the end
+    trained: frozenset[ClientId] = frozenset()  # clients with an upload that counted in training
     # Byte totals, and the length of ledger.csv whose rows add up to them; set together.
     account: tuple[list[Entry], int] = field(default_factory=lambda: ([], 0))
     num_void: int = 0
@@ -84,6 +85,8 @@ class Newest:
         assert started is not None
         self.last_work = started.work
         self._account(fact.report)
+        if started.work is Work.TRAIN:
+            self.trained = self.trained.union(self.uploads)
         seconds: float | None = fact.report.get("seconds")
         clients = [
             {"client": client, "num_samples": started.cohort[client], **upload.report}
@@ -138,7 +141,9 @@ class Newest:
                     self.num_tests_timed += 1
                     self.test_times = (*self.test_times, seconds)[-PACE_STEPS:]
             case Work.PERSONALIZE:
-                self.personal = clients
+                self.personal = [
+                    {**row, "trained": row["client"] in self.trained} for row in clients
+                ]
 
     def _mask_entry(self, fact: facts.StepCommitted) -> Entry:
         """Return the entry of a mask that was agreed; in a step of a strategy, without votes."""
@@ -203,18 +208,16 @@ class Newest:
         # Medians, so that a single long wait for a client does not distort the estimate.
         return median(rounds) + (share * median(tests) if tests else 0.0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary; `History` adds the lists of entries."""
-        personal = {
-            "global": accuracies(row["evaluation"] for row in self.personal),
-            "personal": accuracies(row["personal"] for row in self.personal),
-            "clients": personal_rows(self.personal),
-        }
+    def to_dict(self, *, from_rounds: bool = False) -> dict[str, Any]:
+        """Return the summary; `History` adds the lists of entries.
+
+        With `from_rounds`, a client has a model of its own only if it has trained in a round.
+        """
         return {
             "votes": self.votes,
             "not_voted": self.not_voted,
             "densities": self.densities,
-            "personal": personal if self.personal else None,
+            "personal": personal_entry(self.personal, from_rounds=from_rounds),
             "ledger": self.ledger,
             "num_void": self.num_void,
         }
@@ -233,22 +236,40 @@ class History(Newest):
         if new := self.newest_entry:
             getattr(self, new.name).append(new.entry)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, from_rounds: bool = False) -> dict[str, Any]:
         steps = {"masks": self.masks, "rounds": self.rounds, "evaluations": self.evaluations}
-        return {**super().to_dict(), **steps}
+        return {**super().to_dict(from_rounds=from_rounds), **steps}
 
 
-def personal_rows(clients: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each client's accuracy with the global model and with its own, and its data size."""
-    return [
-        {
-            "client": row["client"],
-            "num_samples": row["num_samples"],
-            "global": accuracies([row["evaluation"]])["pooled"],
-            "personal": accuracies([row["personal"]])["pooled"],
-            "global_loss": accuracies([row["evaluation"]])["loss"],
-            "personal_loss": accuracies([row["personal"]])["loss"],
-            "test_samples": row["evaluation"]["total"],
-        }
-        for row in clients
-    ]
+def personal_entry(clients: Sequence[Entry], *, from_rounds: bool) -> Entry | None:
+    """Return the tests of personal models at the end of a run; None if there were none.
+
+    `global` and `personal` cover the same clients: those that have a model of their own. The rest
+    tested the global model twice, and the second test is left out.
+    """
+    if not clients:
+        return None
+    having = [row for row in clients if row["trained"] or not from_rounds]
+    names = {row["client"] for row in having}
+    return {
+        "global": accuracies(row["evaluation"] for row in having),
+        "personal": accuracies(row["personal"] for row in having),
+        "own_models": len(having),
+        "clients": [_personal_row(row, has_own=row["client"] in names) for row in clients],
+    }
+
+
+def _personal_row(row: Entry, *, has_own: bool) -> Entry:
+    """Return a client's tests of the global model and of its own, and its data size."""
+    own = accuracies([row["personal"]] if has_own else [])
+    tested = accuracies([row["evaluation"]])
+    return {
+        "client": row["client"],
+        "num_samples": row["num_samples"],
+        "global": tested["pooled"],
+        "personal": own["pooled"],
+        "global_loss": tested["loss"],
+        "personal_loss": own["loss"],
+        "has_own_model": has_own,
+        "test_samples": row["evaluation"]["total"],
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.server.history.density_table import density_table, layer_table, link_speeds
-from ssfl.server.history.run_history import Newest, personal_rows
+from ssfl.server.history.run_history import Newest, personal_entry
 from ssfl.server.run import facts
 from ssfl.server.run.facts import Fact
 from ssfl.server.run.state import Member, RunState, weight_of
@@ -150,7 +150,7 @@ def _committed(state: RunState, history: Newest) -> None:
         _warn_of_coding(newest, state.settings.value_type)
         _log_clipped(newest, state.settings.max_update_norm)
     elif history.last_work is Work.PERSONALIZE:
-        _log_personal(history)
+        _log_personal(state, history)
     elif history.last_work is Work.EVALUATE:
         last, best = history.newest_evaluation, state.best
         is_best = best is not None and best.rounds_done == state.rounds_done
@@ -164,14 +164,12 @@ def _committed(state: RunState, history: Newest) -> None:
         )
 
 
-def _log_personal(history: Newest) -> None:
-    rows = [row for row in personal_rows(history.personal) if row["personal"] is not None]
-    if rows:
-        means = {
-            name: f"{100 * sum(row[name] for row in rows) / len(rows):.2f}%"
-            for name in ("global", "personal")
-        }
-        _info("personal models tested: mean over clients", clients=len(rows), **means)
+def _log_personal(state: RunState, history: Newest) -> None:
+    end = personal_entry(history.personal, from_rounds=not state.settings.personalize_epochs)
+    if end and end["personal"]["mean"] is not None:
+        means = {name: f"{100 * end[name]['mean']:.2f}%" for name in ("global", "personal")}
+        counts = {"clients": end["own_models"], "of": len(end["clients"])}
+        _info("personal models tested: mean over clients that have one", **counts, **means)
 
 
 def _tested(name: str, entry: dict[str, Any]) -> dict[str, str]:

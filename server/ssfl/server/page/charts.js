@@ -189,6 +189,11 @@ export function counted(count, one) {
   return `${grouped(count)} ${one}${count === 1 ? "" : "s"}`;
 }
 
+/** Return which clients a mean of personal models covers; an earlier version did not count them. */
+export function ownersText(having, asked) {
+  return having === null || having === asked ? "clients" : `the ${grouped(having)} of ${counted(asked, "client")} that have one`;
+}
+
 /**
  * Return two series of test results by round: tests by the clients of the round, and by all clients.
  * The first line is extended to the newest test by all clients, if that is later than its last point.

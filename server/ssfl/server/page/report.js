@@ -40,7 +40,7 @@ function summary(page, data) {
   else if (highest) rows.push(["best test", testText(highest), `after ${counted(highest.rounds_done, "round")}, by all clients`]);
   if (mean !== null) rows.push(["mean over clients", percentText(mean), "test accuracy of the model that the newest round began with"]);
   if (own !== null) rows.push(["after own training", percentText(own), "mean over the clients of the newest round"]);
-  if (data.personal) rows.push(["personal models", percentText(data.personal.personal.mean), `mean over clients; the global model: ${percentText(data.personal.global.mean)}`]);
+  if (data.personal) rows.push(["personal models", percentText(data.personal.personal.mean), `mean over ${ownersText(data.personal.own_models ?? null, data.personal.clients.length)}; the global model: ${percentText(data.personal.global.mean)}`]);
   rows.push(["strategy", data.strategy, optionsText(data.strategy_options)]);
   rows.push(["rounds", `${data.rounds_done}`, data.times.mean_s === null ? "" : `${secondsText(data.times.mean_s)} each on average`]);
   rows.push(["clients", `${data.clients.length}`]);

@@ -65,7 +65,8 @@ def run_document(
         "model_digest": state.base_digest,
         "best": asdict(state.best) if state.best else None,
         "clients": {m.client: m.num_samples for m in state.members.values()},
-        **history.to_dict(),
+        # Without a training run at the end, personal models are those that the strategy kept.
+        **history.to_dict(from_rounds=not state.settings.personalize_epochs),
         # Members that missed the vote on the mask or joined later.
         "not_voted": sorted(set(state.members) - voters) if voters else [],
         "ledger": ledger,

@@ -64,6 +64,11 @@ class Ditto(Rule):
     has_personal_models = True
 
     def check(self) -> None:
+        if self.settings.personalize_epochs:
+            raise SettingsError(
+                "--strategy ditto trains a model of its own at every client: leave out "
+                "--personalize-epochs"
+            )
         for name in ("personal_epochs", "global_epochs"):
             asked, most = getattr(self.options, name), self.settings.local_epochs
             if asked > most and not self.settings.local_steps:
