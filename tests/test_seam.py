@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("server", "client", "codec", "learning", "tools/ssfl/simulator", "tools/ssfl/tools/plan",
          "tools/ssfl/tools/report")  # fmt: skip
 COMPARED = {"strategy", "criterion"}
+MAX_LINES = 200  # of a method, so that it can be read beside the paper
 
 
 def files(part: str) -> list[Path]:
@@ -73,6 +74,13 @@ def test_no_part_imports_a_method(part: str) -> None:
         and str(node.module).startswith(("ssfl.strategies.methods", "ssfl.strategies.criteria"))
     ]
     assert breaches == []
+
+
+def test_a_method_has_at_most_200_lines() -> None:
+    found = files("strategies/ssfl/strategies/methods")
+    lengths = {file.name: len(file.read_text("utf-8").splitlines()) for file in found}
+    assert len(lengths) > 15
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_the_comparisons_are_found() -> None:

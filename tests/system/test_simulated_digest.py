@@ -142,6 +142,35 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+# Other branches of the server's halves. Krum and a trimmed mean need all three clients.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("topk-weights", {"topk-weights.averaging": "holders"}),
+    ("topk-weights", {"topk-weights.averaging": "keep-old"}),
+    ("fedopt", {"fedopt.optimizer": "yogi"}),
+    ("fedopt", {"fedopt.optimizer": "adagrad"}),
+    ("fedopt", {"fedopt.optimizer": "momentum"}),
+    ("robust", {"robust.kind": "trimmed-mean", "robust.trim": 0.34}),
+    ("robust", {"robust.kind": "krum", "robust.byzantine": 0, "robust.chosen": 2}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "options"), VARIANTS, ids=str)
+def test_a_variant_has_the_same_digest_in_simulator_and_service(
+    sites: Programs, shards: Path, strategy: str, options: dict[str, Any]
+) -> None:
+    """Two rounds of one local step: the second begins with what the first left at the server."""
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    more = {
+        "strategy": strategy, "rounds": 2, "local_steps": 1, "min_clients": 3,
+        "strategy_options": ",".join(f"{name}={value}" for name, value in options.items()),
+    }  # fmt: skip
+    real = run_federation(
+        sites, "--reference-coding=on", f"--strategy={strategy}", "--rounds=2", "--local-steps=1",
+        "--min-clients=3", *flags,
+    )  # fmt: skip
+    check_same(real, api.simulate(api.read_shards(shards), **SETTINGS | more))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_has_the_same_digest_in_simulator_and_service(
     sites: Programs, shards: Path, strategy: str

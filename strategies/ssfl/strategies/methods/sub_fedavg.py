@@ -172,9 +172,8 @@ class SubFedAvgClient(ClientHalf):
     def pruned(self, mask: Mask, first: Vector, last: Vector, site: SiteTools) -> Mask | None:
         """Return the mask after a step; None if a condition does not hold."""
         manifest, target = site.manifest, num_kept(self.settings, site.manifest)
-        kept, whole = kept_by_layer(mask, manifest), mask.scatter(last)
+        kept, whole, alive = kept_by_layer(mask, manifest), mask.scatter(last), mask.bools()
         after = counts_after_step(kept, self.options.step)
-        alive = mask.bools()
         c1 = top_by_layer(np.abs(mask.scatter(first)), after, manifest, alive)
         c2 = top_by_layer(np.abs(whole), after, manifest, alive)
         close = mask_distance(c1, c2, manifest) <= self.options.distance

@@ -12,6 +12,7 @@ from ssfl.durable.files import write_atomic
 from ssfl.method.settings import setting
 from ssfl.program import settings
 from ssfl.program.exits import ExitCode, ProgramError, usage_error
+from ssfl.program.settings.options import source_file
 from ssfl.server.report.contents import HTML, report_document, write_files, write_report
 from ssfl.server.report.from_state_dir import open_state
 from ssfl.server.report.page import page, to_json
@@ -40,6 +41,8 @@ class ReportConfig:
 
     run: Path = setting(MISSING, "the folder of a run, or a state directory", positional=True)
     other: str = setting("", "another run to compare with", positional=True)
+    strategy: str = source_file("strategy")
+    criterion: str = source_file("criterion")
     out: str = setting("", "the HTML file to write", metavar="FILE")
     json: bool = setting(False, "print the report as JSON and write no files")
     open: bool = setting(False, "show the report in a browser")
