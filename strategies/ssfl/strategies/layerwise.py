@@ -5,7 +5,8 @@ eps * sum(shape) / prod(shape). A layer that would exceed 1 is dense, and eps is
 the others. They are computed over the masked tensors alone. Code that computes them over all
 tensors makes norms and biases dense first; here these are dense anyway and outside the count.
 
-Counts are exact: integers and fractions, so every machine computes the same.
+Counts are exact: integers and fractions, so every machine computes the same. They are rounded to
+the exact total by largest remainders, or down, as code of other authors does (`run_counts`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.method.density import kept_for_sparsity
+from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Bools, Mask, largest
 from ssfl.method.model_state import ModelState, Vector
@@ -97,19 +99,29 @@ def exact_counts(layers: str, manifest: Manifest, total: int | Fraction) -> list
     return [size - some for size, some in zip(sizes, lost, strict=True)]
 
 
-def uniform_counts(manifest: Manifest, total: int) -> list[int]:
-    """Return the counts of equal densities."""
-    return layer_counts(exact_counts("uniform", manifest, total), manifest, total)
-
-
-def erk_counts(manifest: Manifest, total: int) -> list[int]:
-    """Return the counts of ERK's densities."""
-    return layer_counts(exact_counts("erk", manifest, total), manifest, total)
-
-
 def num_kept(settings: RunSettings, manifest: Manifest) -> int:
     """Return how many weights the run's sparsity keeps in total."""
     return kept_for_sparsity(settings.sparsity, manifest.num_masked)
+
+
+def run_counts(
+    settings: RunSettings, manifest: Manifest, layers: str, rounding: str = "exact"
+) -> list[int]:
+    """Return how many weights each layer keeps at the run's sparsity.
+
+    "exact" counts add up to `num_kept`, as in `layer_counts`. "floor" rounds the count of every
+    layer down: the sum may be lower, and a layer may keep none.
+    """
+    total = num_kept(settings, manifest)
+    if rounding == "exact":
+        return layer_counts(exact_counts(layers, manifest, total), manifest, total)
+    share = (1 - Fraction(settings.sparsity)) * manifest.num_masked
+    counts = [int(count) for count in exact_counts(layers, manifest, share)]
+    if not any(counts):
+        raise DensityError(
+            f"sparsity {settings.sparsity}, rounded down, keeps no weight of any layer"
+        )
+    return counts
 
 
 def kept_by_layer(mask: Mask, manifest: Manifest) -> list[int]:

@@ -143,8 +143,8 @@ class FlashSpdst(Rule):
     moves_mask = True
 
     def begin(self, state: ModelState) -> ModelState:
-        total = layerwise.num_kept(self.settings, state.manifest)
-        return self.restarted(state, layerwise.uniform_counts(state.manifest, total), WARM_UP)
+        counts = layerwise.run_counts(self.settings, state.manifest, "uniform")
+        return self.restarted(state, counts, WARM_UP)
 
     def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
         if position.stage != WARM_UP:
