@@ -139,16 +139,22 @@ def top_by_layer(
     counts: Sequence[int],
     manifest: Manifest,
     among: Bools | None = None,
+    *,
+    keep_ties: bool = False,
 ) -> Mask:
     """Return the mask of each layer's largest scores; of equal scores, the lowest coordinates win.
 
-    `among` limits the choice. A layer with fewer candidates than its count keeps them all.
+    `among` limits the choice. A layer with fewer candidates than its count keeps them all. With
+    `keep_ties`, scores equal to the smallest that a layer keeps are kept, too.
     """
     kept = np.zeros(manifest.num_masked, dtype=np.bool_)
     for (_, place), count in zip(manifest.masked(), counts, strict=True):
         allowed = np.ones(place.stop - place.start, np.bool_) if among is None else among[place]
         candidates = np.flatnonzero(allowed)
-        chosen = largest(scores[place][candidates], min(count, candidates.size))
+        found = scores[place][candidates]
+        chosen = largest(found, min(count, candidates.size))
+        if keep_ties and chosen.any():
+            chosen = found >= found[chosen].min()
         kept[place][candidates[chosen]] = True
     return Mask.from_bools(kept)
 
