@@ -67,6 +67,25 @@ def spread(shares: Sequence[int | Fraction], sizes: Sequence[int], total: int) -
     return counts
 
 
+def fractional_growth(shares: Sequence[float], free: Sequence[int], budget: float) -> list[int]:
+    """Split a budget as code of sparse momentum (Dettmers and Zettlemoyer 2019) does.
+
+    Parts in proportion to `shares` are rounded up. What exceeds 99 % of a layer's free places is
+    split evenly over all layers, in fractions, until it fits. At the end, parts are rounded down.
+
+    >>> fractional_growth([0.6, 0.3, 0.1], [10, 10, 500], 60)
+    [9, 9, 40]
+    """
+    wanted, most = np.ceil(np.array(shares) * budget), 0.99 * np.array(free)
+    for _ in range(1000):  # each pass leaves less, but the parts may never fit
+        parts = np.minimum(wanted, most)
+        excess = np.cumsum(wanted - parts)[-1]
+        wanted = parts + excess / len(free)
+        if excess <= 0:
+            break
+    return [max(0, int(part)) for part in parts]
+
+
 def layer_counts(shares: Sequence[int | Fraction], manifest: Manifest, total: int) -> list[int]:
     """Return how many weights each layer keeps: `spread`, but at least one in each layer.
 
@@ -104,6 +123,11 @@ def num_kept(settings: RunSettings, manifest: Manifest) -> int:
     return kept_for_sparsity(settings.sparsity, manifest.num_masked)
 
 
+def exact_total(settings: RunSettings, manifest: Manifest) -> Fraction:
+    """Return what `num_kept` rounds down."""
+    return (1 - Fraction(settings.sparsity)) * manifest.num_masked
+
+
 def run_counts(
     settings: RunSettings, manifest: Manifest, layers: str, rounding: str = "exact"
 ) -> list[int]:
@@ -115,7 +139,7 @@ def run_counts(
     total = num_kept(settings, manifest)
     if rounding == "exact":
         return layer_counts(exact_counts(layers, manifest, total), manifest, total)
-    share = (1 - Fraction(settings.sparsity)) * manifest.num_masked
+    share = exact_total(settings, manifest)
     counts = [int(count) for count in exact_counts(layers, manifest, share)]
     if not any(counts):
         raise DensityError(
