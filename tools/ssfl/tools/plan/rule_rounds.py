@@ -49,8 +49,8 @@ class _NoUploads:
     def numbers(self, client: ClientId) -> tuple[float, ...]:
         raise KeyError(client)
 
-    def read(self, *_place: object, **_vector: str) -> Vector:
-        raise KeyError
+    def read(self, client: ClientId, start: int, count: int, vector: str = "") -> Vector:
+        raise KeyError(client, start, count, vector)
 
 
 @dataclass(frozen=True)
