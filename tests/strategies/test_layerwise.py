@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssfl.method.errors import DensityError
+from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState
 from ssfl.method.settings import RunSettings
 from ssfl.strategies.layerwise import (
-    erk_counts,
     exact_counts,
     filled,
     grow_by_layer,
@@ -20,16 +21,20 @@ from ssfl.strategies.layerwise import (
     layer_sizes,
     moved,
     num_kept,
+    run_counts,
     spread,
     sums_by_layer,
     top_by_layer,
-    uniform_counts,
 )
 from strategies.scripted_site import bits_of, manifest_of, mask_of, vector, votes
 
 # Two convolutions of 3x3 and a linear layer: 36, 288 and 320 weights, 644 in total.
 NET = manifest_of((4, 1, 3, 3), (8, 4, 3, 3), (10, 32), biases=22)
 SHAPE_SUMS = [4 + 1 + 3 + 3, 8 + 4 + 3 + 3, 10 + 32]  # 11, 18 and 42, 71 in total
+
+
+def erk_counts(manifest: Manifest, total: int) -> list[int]:
+    return layer_counts(exact_counts("erk", manifest, total), manifest, total)
 
 
 def test_erk_keeps_eps_times_the_sum_of_the_shape() -> None:
@@ -61,7 +66,7 @@ def test_erk_ignores_the_tensors_that_are_always_dense() -> None:
 
 def test_equal_densities_sum_to_the_total() -> None:
     """A tenth: 3.6, 28.8 and 32; the floors miss one weight, which the second layer gets."""
-    assert uniform_counts(NET, 64) == [3, 29, 32]
+    assert layer_counts(exact_counts("uniform", NET, 64), NET, 64) == [3, 29, 32]
 
 
 def test_linear_sparsities_are_proportional_to_those_of_erk() -> None:
@@ -115,6 +120,24 @@ def test_counts_sum_to_the_total_and_fit_into_their_layers(
 
 def test_the_sparsity_counts_the_masked_weights() -> None:
     assert num_kept(RunSettings(sparsity="0.9"), NET) == 64  # floor(64.4)
+
+
+def test_counts_are_rounded_to_the_total_or_down() -> None:
+    """A tenth, uniform: 3.6, 28.8, 32. ERK has eps = 64.4 / 71: 9.977, 16.327, 38.096."""
+    settings = RunSettings(sparsity="0.9")
+    assert run_counts(settings, NET, "uniform") == [3, 29, 32]
+    assert run_counts(settings, NET, "uniform", "floor") == [3, 28, 32]
+    assert run_counts(settings, NET, "erk") == [10, 16, 38]
+    assert run_counts(settings, NET, "erk", "floor") == [9, 16, 38]
+
+
+def test_rounding_down_may_leave_a_layer_empty_but_not_all() -> None:
+    """A quarter of 2, of 2 and of 8 weights."""
+    settings, layers = RunSettings(sparsity="0.75"), manifest_of(2, 2, 8)
+    assert run_counts(settings, layers, "uniform") == [1, 1, 1]
+    assert run_counts(settings, layers, "uniform", "floor") == [0, 0, 2]
+    with pytest.raises(DensityError, match="rounded down, keeps no weight of any layer"):
+        run_counts(settings, manifest_of(2, 2), "uniform", "floor")
 
 
 def test_each_layer_keeps_its_own_largest() -> None:

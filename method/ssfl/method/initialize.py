@@ -47,15 +47,21 @@ _BLOCK = 1 << 16  # values at a time, so that temporaries stay in cache
 
 
 def initial_vector(
-    manifest: Manifest, seed: int, check: Callable[[], object] = lambda: None
+    manifest: Manifest,
+    seed: int,
+    check: Callable[[], object] = lambda: None,
+    sent: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return the flat initial vector; tensors with rule `sent` stay zero.
+    """Return the flat initial vector; tensors with rule `sent` are zero, or those of `sent`.
 
     `check` is called before every block of values and may raise to abort.
     """
     vector = np.zeros(manifest.size, dtype=np.float32)
     for tensor in manifest.tensors:
-        _fill(vector[manifest.slices[tensor.name]], tensor, seed, check)
+        place = manifest.slices[tensor.name]
+        if sent is not None and tensor.init.rule == "sent":
+            vector[place] = sent[place]
+        _fill(vector[place], tensor, seed, check)
     return vector
 
 

@@ -367,6 +367,10 @@ class Rule:
         """Return the most weights that a mask of this rule keeps after a round, for `ssfl plan`."""
         return manifest.num_masked
 
+    def fewest_kept(self, manifest: Manifest, at_first: int) -> int:
+        """Return the fewest weights that a mask keeps if the first keeps some, for `ssfl plan`."""
+        return at_first
+
     def max_changed(self, manifest: Manifest, num_clients: int) -> int:
         """Return the most weights whose values a round changes, for `ssfl plan`."""
         return manifest.num_masked

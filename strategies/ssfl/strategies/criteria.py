@@ -114,7 +114,10 @@ class SynFlow(Criterion):
 
 
 class Grasp(Criterion):
-    """Gradient signal preservation (Wang et al. 2020)."""
+    """Gradient signal preservation (Wang et al. 2020).
+
+    The mask keeps k weights. The authors' code keeps k + 1: the weight at its threshold stays.
+    """
 
     name = "grasp"
     signed = True

@@ -1,6 +1,7 @@
 """Local training in parts, for client halves that look at the weights between two epochs.
 
-Each part has a new optimiser, so momentum restarts at zero.
+Each part has a new optimiser, so momentum restarts at zero. Authors' code has one optimiser for all
+parts of a round. The results are the same without momentum.
 """
 
 from collections.abc import Sequence

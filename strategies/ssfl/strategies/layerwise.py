@@ -5,7 +5,8 @@ eps * sum(shape) / prod(shape). A layer that would exceed 1 is dense, and eps is
 the others. They are computed over the masked tensors alone. Code that computes them over all
 tensors makes norms and biases dense first; here these are dense anyway and outside the count.
 
-Counts are exact: integers and fractions, so every machine computes the same.
+Counts are exact: integers and fractions, so every machine computes the same. They are rounded to
+the exact total by largest remainders, or down, as code of other authors does (`run_counts`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ssfl.method.density import kept_for_sparsity
+from ssfl.method.errors import DensityError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Bools, Mask, largest
 from ssfl.method.model_state import ModelState, Vector
@@ -65,6 +67,25 @@ def spread(shares: Sequence[int | Fraction], sizes: Sequence[int], total: int) -
     return counts
 
 
+def fractional_growth(shares: Sequence[float], free: Sequence[int], budget: float) -> list[int]:
+    """Split a budget as code of sparse momentum (Dettmers and Zettlemoyer 2019) does.
+
+    Parts in proportion to `shares` are rounded up. What exceeds 99 % of a layer's free places is
+    split evenly over all layers, in fractions, until it fits. At the end, parts are rounded down.
+
+    >>> fractional_growth([0.6, 0.3, 0.1], [10, 10, 500], 60)
+    [9, 9, 40]
+    """
+    wanted, most = np.ceil(np.array(shares) * budget), 0.99 * np.array(free)
+    for _ in range(1000):  # each pass leaves less, but the parts may never fit
+        parts = np.minimum(wanted, most)
+        excess = np.cumsum(wanted - parts)[-1]
+        wanted = parts + excess / len(free)
+        if excess <= 0:
+            break
+    return [max(0, int(part)) for part in parts]
+
+
 def layer_counts(shares: Sequence[int | Fraction], manifest: Manifest, total: int) -> list[int]:
     """Return how many weights each layer keeps: `spread`, but at least one in each layer.
 
@@ -97,19 +118,34 @@ def exact_counts(layers: str, manifest: Manifest, total: int | Fraction) -> list
     return [size - some for size, some in zip(sizes, lost, strict=True)]
 
 
-def uniform_counts(manifest: Manifest, total: int) -> list[int]:
-    """Return the counts of equal densities."""
-    return layer_counts(exact_counts("uniform", manifest, total), manifest, total)
-
-
-def erk_counts(manifest: Manifest, total: int) -> list[int]:
-    """Return the counts of ERK's densities."""
-    return layer_counts(exact_counts("erk", manifest, total), manifest, total)
-
-
 def num_kept(settings: RunSettings, manifest: Manifest) -> int:
     """Return how many weights the run's sparsity keeps in total."""
     return kept_for_sparsity(settings.sparsity, manifest.num_masked)
+
+
+def exact_total(settings: RunSettings, manifest: Manifest) -> Fraction:
+    """Return what `num_kept` rounds down."""
+    return (1 - Fraction(settings.sparsity)) * manifest.num_masked
+
+
+def run_counts(
+    settings: RunSettings, manifest: Manifest, layers: str, rounding: str = "exact"
+) -> list[int]:
+    """Return how many weights each layer keeps at the run's sparsity.
+
+    "exact" counts add up to `num_kept`, as in `layer_counts`. "floor" rounds the count of every
+    layer down: the sum may be lower, and a layer may keep none.
+    """
+    total = num_kept(settings, manifest)
+    if rounding == "exact":
+        return layer_counts(exact_counts(layers, manifest, total), manifest, total)
+    share = exact_total(settings, manifest)
+    counts = [int(count) for count in exact_counts(layers, manifest, share)]
+    if not any(counts):
+        raise DensityError(
+            f"sparsity {settings.sparsity}, rounded down, keeps no weight of any layer"
+        )
+    return counts
 
 
 def kept_by_layer(mask: Mask, manifest: Manifest) -> list[int]:
@@ -127,16 +163,22 @@ def top_by_layer(
     counts: Sequence[int],
     manifest: Manifest,
     among: Bools | None = None,
+    *,
+    keep_ties: bool = False,
 ) -> Mask:
     """Return the mask of each layer's largest scores; of equal scores, the lowest coordinates win.
 
-    `among` limits the choice. A layer with fewer candidates than its count keeps them all.
+    `among` limits the choice. A layer with fewer candidates than its count keeps them all. With
+    `keep_ties`, scores equal to the smallest that a layer keeps are kept, too.
     """
     kept = np.zeros(manifest.num_masked, dtype=np.bool_)
     for (_, place), count in zip(manifest.masked(), counts, strict=True):
         allowed = np.ones(place.stop - place.start, np.bool_) if among is None else among[place]
         candidates = np.flatnonzero(allowed)
-        chosen = largest(scores[place][candidates], min(count, candidates.size))
+        found = scores[place][candidates]
+        chosen = largest(found, min(count, candidates.size))
+        if keep_ties and chosen.any():
+            chosen = found >= found[chosen].min()
         kept[place][candidates[chosen]] = True
     return Mask.from_bools(kept)
 

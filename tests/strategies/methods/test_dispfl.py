@@ -51,6 +51,16 @@ def test_a_first_mask_is_random_with_erk_counts_and_another_at_each_client() -> 
     assert (parts.values, parts.bits, parts.bits_required, parts.max_kept) == (True, True, True, 20)
 
 
+def test_counts_of_layers_can_be_rounded_down_as_in_the_released_code() -> None:
+    """A tenth of 644 weights by ERK: 9.98, 16.3 and 38.1 of 36, 288 and 320."""
+    settings = replace(SETTINGS, sparsity="0.9")
+    net = manifest_of((4, 1, 3, 3), (8, 4, 3, 3), (10, 32))
+    for rounding, counts in (("exact", [10, 16, 38]), ("floor", [9, 16, 38])):
+        dispfl = DisPfl(settings, DisPflOptions(rounding=rounding))
+        assert kept_by_layer(dispfl.first_mask("c1", net), net) == counts
+        assert dispfl.parts("", net).max_kept == sum(counts)
+
+
 def test_the_moving_share_falls_with_a_cosine() -> None:
     """0.5 / 2 * (1 + cos(pi / 4)) = 0.25 * 1.70711 in round 1 of 4."""
     found = [moving_share(0.5, number, 4) for number in range(5)]

@@ -80,6 +80,17 @@ def test_erk_is_the_default_and_uniform_an_option() -> None:
     assert rule(layers="uniform").counts(layers) == [2, 18]
 
 
+def test_counts_of_layers_can_be_rounded_down_as_in_the_released_code() -> None:
+    """A quarter of two layers of ten weights is 2.5 in each."""
+    settings, layers = replace(SETTINGS, sparsity="0.75"), manifest_of(10, 10)
+    for rounding, counts in (("exact", [3, 2]), ("floor", [2, 2])):
+        feddst = FedDst(settings, FedDstOptions(layers="uniform", rounding=rounding))
+        assert feddst.counts(layers) == counts
+        assert feddst.parts(ADJUST, layers).max_kept == sum(counts)
+        source = strategy_for(settings).source.begin(layers, np.ones(21, np.float32))
+        assert kept_by_layer(feddst.begin(source).mask, layers) == counts  # type: ignore[arg-type]
+
+
 def test_every_second_round_of_the_first_half_moves_the_mask() -> None:
     feddst = rule()
     assert [number + 1 for number in range(8) if feddst.moves(number)] == [2, 4]

@@ -81,6 +81,8 @@ def test_the_mode_of_the_mean_is_an_option(mode: str, reducer: Reducer) -> None:
 def test_a_move_sends_bits_and_values() -> None:
     assert rule().parts(MOVE, LAYERS) == UploadParts(bits=True, bits_required=True, max_kept=4)
     assert rule().parts("", LAYERS) == UploadParts()
+    released = rule(growth="released").parts(MOVE, LAYERS)
+    assert released == UploadParts(bits=True, bits_required=True), "of any size"
 
 
 def test_the_next_mask_has_the_mean_densities_and_the_largest_weights() -> None:
@@ -114,6 +116,38 @@ def test_densities_are_scaled_up_too_but_only_held_weights_are_kept() -> None:
     reduced = Reduced(vector(1, 2, 0, 0, 0, 0, 0, 3, 50), votes=votes(1, 1, 0, 0, 0, 0, 0, 1))
     after = strategy.finish(StepDone(Work.TRAIN, 0, MOVE), state, reduced, NoUploads())
     assert bits_of(after.mask) == "11000001"
+
+
+def test_densities_may_be_scaled_down_only_and_rounded_down() -> None:
+    """Of 2 * 8 weights, 0.75 prunes to 4.
+
+    Two clients hold 4 + 3 and 2 + 1: means of 3.5 and 1.5, whose sum is 5; 4 / 5 of them are 2.8
+    and 1.2. Means of 1.5 and 1 are below 4 and stay, rounded down.
+    """
+    settings, layers = replace(SETTINGS, sparsity="0.75"), manifest_of(8, 8)
+    flash = FlashJmwst(settings, JmwstOptions(rescale="down"))
+    many = votes(2, 2, 2, 1, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0)
+    few = votes(2, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0)
+    assert flash.next_counts(many, 2, layers) == [2, 1]
+    assert flash.next_counts(few, 2, layers) == [1, 1]
+    both = FlashJmwst(settings, JmwstOptions())
+    assert both.next_counts(many, 2, layers) == [3, 1]
+    assert both.next_counts(few, 2, layers) == [2, 2], "2.4 and 1.6"
+    nothing = votes(*[0] * 16)
+    assert flash.next_counts(nothing, 2, layers) == [0, 0]
+
+
+def test_densities_may_be_those_of_the_weights_that_any_client_holds() -> None:
+    """Five and one: 4 / 6 of them are 3.33 and 0.67; votes of seven and two are 3.1 and 0.9."""
+    settings, layers = replace(SETTINGS, sparsity="0.75"), manifest_of(8, 8)
+    held = votes(2, 2, 1, 1, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0)
+    for rescale, counts in (("both", [3, 1]), ("down", [3, 0])):
+        options = JmwstOptions(densities="union", rescale=rescale)
+        assert FlashJmwst(settings, options).next_counts(held, 2, layers) == counts
+    wide = votes(1, 1, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0)
+    options = JmwstOptions(densities="union")
+    assert FlashJmwst(settings, options).next_counts(wide, 2, layers) == [3, 1]
+    assert FlashJmwst(settings, JmwstOptions()).next_counts(wide, 2, layers) == [2, 2]
 
 
 def test_a_mask_that_stays_keeps_its_epoch() -> None:

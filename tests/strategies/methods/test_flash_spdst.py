@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ssfl.method.initialize import initial_vector
+from ssfl.method.manifest import Init, Manifest, Role, TensorSpec
 from ssfl.method.mask import Mask
-from ssfl.method.model_state import ModelState
+from ssfl.method.model_state import ModelState, Vector
 from ssfl.method.settings import RunSettings
 from ssfl.method.streams import Stream
 from ssfl.strategies.contract import (
@@ -19,15 +21,15 @@ from ssfl.strategies.contract import (
     UploadParts,
     Work,
 )
-from ssfl.strategies.layerwise import kept_by_layer
+from ssfl.strategies.layerwise import fractional_growth, kept_by_layer
 from ssfl.strategies.mask_source import RuleMask
 from ssfl.strategies.methods.flash_spdst import (
     WARM_UP,
+    FlashClient,
     FlashOptions,
     FlashSpdst,
     growth_counts,
     layer_importance,
-    learn,
     move,
     move_times,
     num_dropped,
@@ -111,6 +113,58 @@ def test_the_rest_is_spread_evenly_not_by_importance() -> None:
     assert growth_counts([0.8, 0.1, 0.1], [10, 12, 100], 50) == [9, 11, 30]
 
 
+def test_growth_of_the_released_code_rounds_up_then_down() -> None:
+    """2.5 and 2.5 are 3 and 3, one more than the budget.
+
+    36, 18 and 6 of 10, 10 and 500 places: 9.9 fit into each of the first two. The other 34.2 end in
+    the third, 11.4 of them at once: 40.2. Exact growth has 42 there.
+    """
+    assert fractional_growth([0.5, 0.5], [100, 100], 5) == [3, 3]
+    assert growth_counts([0.5, 0.5], [100, 100], 5) == [3, 2]
+    assert fractional_growth([0.6, 0.3, 0.1], [10, 10, 500], 60) == [9, 9, 40]
+    assert growth_counts([0.6, 0.3, 0.1], [10, 10, 500], 60) == [9, 9, 42]
+
+
+def test_growth_of_the_released_code_ends_if_nothing_fits_and_never_shrinks() -> None:
+    assert fractional_growth([0.5, 0.5], [10, 2], 40) == [9, 1]
+    assert fractional_growth([0.5, 0.5], [10, 10], -7.5) == [0, 0]
+    assert fractional_growth([1.0, 0.0], [0, 0], 3) == [0, 0]
+
+
+def test_a_move_in_the_rounding_of_the_released_code_adds_its_correction() -> None:
+    """Two of three drop in each layer. Shares of 1/4 and 3/4 of 4 are 1 and 3; of 5.5, 2 and 5."""
+    layers = manifest_of(8, 8, biases=0)
+    whole = vector(3, 2, 1, 0, 0, 0, 0, 0, 9, 6, 3, 0, 0, 0, 0, 0)
+    before = mask_of("11100000 11100000")
+    for correction, kept in ((0.0, [2, 4]), (1.5, [3, 6])):
+        after = move(before, whole, 2 / 3, 6, Stream(0, "test"), layers, correction)
+        assert kept_by_layer(after, layers) == kept
+
+
+def test_later_moves_of_the_released_code_correct_what_earlier_ones_missed() -> None:
+    """Two layers of 20; 16 of 40 are wanted. All weights stay equal, so both layers count half.
+
+    At 3/8 of the 8 of a layer, 3 drop and 3 grow. At 1/4, 2 and 2. At 1/8, 1 and 1: nothing is
+    missed. A first mask of 9 and 8 weights drops 4 and 3, and each layer grows ceil(3.5) = 4: 18,
+    so 16 - 18 = -2 is missed, and the correction is 0.75 * -2 - 2 = -3.5.
+    Then 9 and 9 drop 3 each, and grow ceil((6 - 3.5) / 2) = 2 each: 16. The correction is now
+    -3.5 / 4 + 0 + (-2 + 0) / 2 = -1.875. Then 8 and 8 drop one each, and grow ceil(0.0625) = 1.
+    """
+    layers, settings = manifest_of(20, 20), replace(SETTINGS, sparsity="0.6")
+    site = ScriptedSite(layers, settings, trained=lambda mask, _values, _epochs: ones(mask))
+    flash = FlashSpdst(settings, FlashOptions(prune_rate=0.5, growth="released"))
+    for first, sizes in (((8, 8), [16, 16, 16, 16]), ((9, 8), [17, 18, 16, 16])):
+        bits = "".join("1" * kept + "0" * (20 - kept) for kept in first)
+        site.calls.clear()
+        task = received(bits, ones(mask_of(bits)), 0, WARM_UP)
+        FlashClient(flash).learn(task, site, 4, ignore)
+        assert [call.mask.count("1") for call in site.calls] == sizes
+
+
+def ones(mask: Mask) -> Vector:
+    return np.ones(mask.num_kept + 1, np.float32)
+
+
 def test_full_layers_grow_less_than_the_budget() -> None:
     assert growth_counts([0.5, 0.5], [1, 10], 11) == [0, 9]
     assert growth_counts([0.5, 0.5], [0, 0], 3) == [0, 0]
@@ -165,7 +219,7 @@ def test_sparse_learning_moves_the_mask_between_epochs() -> None:
     """Four epochs in rounds of two: the second two have the batches of the next round."""
     site = ScriptedSite(manifest_of(20, 20), SETTINGS, step=1.0)
     start = received("1" * 8 + "0" * 12 + "1" * 8 + "0" * 12, np.ones(17, np.float32), 3, WARM_UP)
-    reply = learn(start, site, 4, 0.5, ignore)
+    reply = FlashClient(rule(prune_rate=0.5)).learn(start, site, 4, ignore)
     assert [(call.round_number, call.epochs) for call in site.calls] == [
         (3, range(1)), (3, range(1, 2)), (4, range(1)), (4, range(1, 2)),
     ]  # fmt: skip
@@ -225,6 +279,9 @@ def test_stage_one_sends_bits_alone() -> None:
         values=False, bits=True, bits_required=True, max_kept=4
     )
     assert rule().parts("", LAYERS) == UploadParts()
+    assert rule(growth="released").parts(WARM_UP, LAYERS) == UploadParts(
+        values=False, bits=True, bits_required=True
+    ), "its masks have other sizes"
 
 
 def test_the_new_mask_has_the_mean_densities_and_the_initial_weights() -> None:
@@ -241,6 +298,33 @@ def test_the_new_mask_has_the_mean_densities_and_the_initial_weights() -> None:
     assert (after.stage, after.mask_epoch) == ("", 2)
     assert after.mask is not None and kept_by_layer(after.mask, layers) == [6, 2]
     assert after.values is not None and np.array_equal(after.values, after.mask.gather(initial))
+
+
+def test_stage_two_may_start_from_new_weights_that_follow_from_the_seed() -> None:
+    """A tensor that was sent stays."""
+    drawn = TensorSpec("w", (30,), Role.MASKED, Init("uniform", 0.5))
+    sent = TensorSpec("x", (1,), Role.DENSE, Init("sent"))
+    layers, ended = Manifest((drawn, sent)), list[ModelState]()
+    for seed in (0, 0, 1):
+        settings = replace(SETTINGS, seed=seed, strategy_options="flash-spdst.reinitialize=true")
+        strategy = strategy_for(settings)
+        state = strategy.begin(
+            layers, initial_vector(layers, seed, sent=np.full(31, 7, np.float32))
+        )
+        assert state.values is not None and state.mask is not None
+        assert np.array_equal(state.values, state.mask.gather(state.initial)), "stage 1: w0"
+        votes_of_one = Reduced(np.zeros(0, np.float32), votes=votes(*[1] * 15, *[0] * 15))
+        ended.append(
+            strategy.finish(StepDone(Work.TRAIN, 0, WARM_UP), state, votes_of_one, NoUploads())
+        )
+    first, again, other = (state.values for state in ended)
+    assert first is not None and again is not None and other is not None
+    mask = ended[0].mask
+    assert mask is not None and np.array_equal(first, again)
+    assert first[-1] == other[-1] == 7
+    first, other = first[:-1], other[:-1]
+    assert not np.isin(first, mask.gather(ended[0].initial)).any()
+    assert not np.isin(first, other).any() and np.abs(first).max() < 0.5
 
 
 @pytest.mark.parametrize(("sparsity", "counts"), [("0.75", [2, 1]), ("0.5", [4, 2])])

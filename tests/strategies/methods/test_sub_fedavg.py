@@ -24,6 +24,7 @@ from ssfl.strategies.contract import (
     UploadParts,
     Work,
 )
+from ssfl.strategies.layerwise import top_by_layer
 from ssfl.strategies.methods.sub_fedavg import (
     SubFedAvg,
     SubFedAvgOptions,
@@ -106,11 +107,57 @@ def test_the_percentile_of_eleven_and_twelve_weights() -> None:
 
 
 def test_the_last_step_reaches_the_target_exactly() -> None:
-    """30 are kept and 27 wanted: 3 drop, 2 of 20 and 1 of 10, not 2 and 1 more."""
-    assert counts_to_target([20, 10], [15, 7], 27) == [18, 9]
-    assert counts_to_target([20, 10], [15, 7], 22) == [15, 7]
-    assert counts_to_target([20, 10], [15, 7], 21) == [15, 7]
-    assert counts_to_target([20, 0], [15, 0], 19) == [19, 0], "an empty layer"
+    """A step of 0.25 of 19 and of 9 keeps 15 and 7. If 27 are wanted, 2 and 1 drop."""
+    assert counts_to_target([20, 10], 0.25, 27, 40) == [18, 9]
+    assert counts_to_target([20, 10], 0.25, 22, 40) == [15, 7]
+    assert counts_to_target([20, 10], 0.25, 21, 40) == [15, 7]
+    assert counts_to_target([20, 0], 0.25, 19, 40) == [19, 0], "an empty layer"
+
+
+def test_a_last_step_may_be_a_whole_one_as_in_the_port() -> None:
+    assert counts_to_target([20, 10], 0.25, 27, 40, "full") == [15, 7]
+    assert counts_to_target([20, 10], 0.25, 22, 40, "full") == [15, 7]
+
+
+def test_a_last_step_may_be_capped_as_in_the_authors_code() -> None:
+    """Of 30 and of 40 weights, a step is 0.1. A whole step drops 2 of 20 and 1 of 10.
+
+    27: 3 / 40 are left, which is 0.1 of 30, so 0.05: 0.95 and 0.45 are rounded up.
+    25: 5 / 40 are more than a step.
+    """
+    assert counts_to_target([20, 10], 0.1, 27, 40, "capped") == [19, 9]
+    assert counts_to_target([20, 10], 0.1, 25, 40, "capped") == [18, 9]
+    assert counts_to_target([100, 50], 0.1, 148, 200, "capped") == [98, 49], "2 / 150 of 99 and 49"
+
+
+def test_ten_equal_weights_lose_one_or_none() -> None:
+    """Their percentile is their size, and none is below it. Of 1 2 2 3, 0.4 drops two, or one."""
+    layer, equal = manifest_of(10), np.full(11, 0.5, np.float32)
+    assert top_by_layer(equal, counts_after_step([10], 0.1), layer).num_kept == 9
+    tied = top_by_layer(equal, counts_after_step([10], 0.1), layer, keep_ties=True)
+    assert tied.num_kept == 10
+    four, weights = manifest_of(4), vector(1, 2, 2, 3, 0)
+    assert counts_after_step([4], 0.4) == [2]
+    assert bits_of(top_by_layer(weights, [2], four)) == "0101"
+    assert bits_of(top_by_layer(weights, [2], four, keep_ties=True)) == "0111"
+    assert bits_of(top_by_layer(weights, [0], four, keep_ties=True)) == "0000"
+    among = mask_of("1101").bools()
+    assert bits_of(top_by_layer(weights, [2], four, among, keep_ties=True)) == "0101"
+
+
+def test_a_client_may_keep_ties_and_then_prunes_nothing_here() -> None:
+    """0.3 of three is one. In each layer, weights 1 and 2 are the smallest, and are equal."""
+    first, last = vector(1, 2, 3, 4, 1, 2, 3, 4, 50), vector(2, -1, 1, 4, 2, -1, 1, 4, 51)
+    assert bits_of(train(site_of(first, last))[0].bits) == "11011101"
+    assert train(site_of(first, last), ties="keep")[0].bits is None
+
+
+def test_a_client_takes_the_last_step_that_the_options_say() -> None:
+    """Two and three weights are kept. A step of 0.9 drops 1 and 2; 0.05 drops one in each."""
+    first, last = vector(4, 0, 0, 2, 3, 2, 1, 0, 9), vector(2, 0, 0, 4, 2, -1, 3, 0, 51)
+    for name, bits in (("target", "10011010"), ("full", "00010010"), ("capped", "00011010")):
+        reply, _ = train(site_of(first, last), "1001 1110", step=0.9, last_step=name)
+        assert bits_of(reply.bits) == bits
 
 
 def test_the_distance_is_the_mean_over_layers_not_over_weights() -> None:

@@ -65,6 +65,32 @@ def test_a_run_with_sampled_clients_and_tests_sends_what_was_planned(strategy: s
     assert not sent
 
 
+@pytest.mark.parametrize("more", [{}, SAMPLED], ids=["all clients", "sampled"])
+@pytest.mark.parametrize("coding", [False, True], ids=["plain", "coded"])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("feddst", "rounding=floor"),
+        ("sub-fedavg", "last_step=full,ties=keep"),
+        ("flash-spdst", "growth=released,reinitialize=true"),
+        ("flash-jmwst", "growth=released"),
+        ("flash-jmwst", "rescale=down,densities=union,reinitialize=true"),
+    ],
+)
+def test_a_run_as_in_released_code_sends_what_was_planned(
+    strategy: str, options: str, coding: bool, more: dict[str, Any]
+) -> None:
+    given = settings_of(strategy).strategy_options.split(",")
+    given += [f"{strategy}.{option}" for option in options.split(",")]
+    settings = settings_of(strategy, strategy_options=",".join(given), **more)
+    run = CountedRun(settings, coding=coding)
+    plan, sent = planned(run, settings, coding=coding), sent_by(run)
+    for (phase, direction), transfer in plan.rows.items():
+        size, found = transfer.payload, sent.pop((phase, direction), 0)
+        assert size.low <= found <= size.most, (phase, direction, size, found)
+    assert not sent
+
+
 @pytest.mark.parametrize("averaging", ["holders", "zeros"])
 @pytest.mark.parametrize("coding", [False, True], ids=["plain", "coded"])
 @pytest.mark.parametrize("more", [{}, SAMPLED], ids=["all clients", "sampled"])

@@ -15,6 +15,8 @@ Choices where the paper and the released code leave room or differ:
 - The published scripts switch the gradients off and regrow at random: `regrow` random.
 - ERK follows layerwise.py: densities are those of the masked weights. The released code computes
   them over all tensors, of which norms and biases become dense first.
+- Layers' counts add up to the exact total, by largest remainders, with one weight in each at least.
+  The released code rounds each down: `rounding` floor.
 - A weight that is fired can be regrown at once, as in the released code. So a dense layer stays
   dense.
 - The released code can give clients other densities and let some skip a round; neither is here.
@@ -43,14 +45,7 @@ from ssfl.strategies.contract import (
     UploadParts,
 )
 from ssfl.strategies.gossip import MODEL, GossipOptions, GossipRule, own_answer
-from ssfl.strategies.layerwise import (
-    erk_counts,
-    grow_by_layer,
-    kept_by_layer,
-    num_kept,
-    top_by_layer,
-    uniform_counts,
-)
+from ssfl.strategies.layerwise import grow_by_layer, kept_by_layer, run_counts, top_by_layer
 
 HELD, NEXT = "held", "next"  # in memory: m', the mask of the last update; m, that of the next round
 
@@ -60,6 +55,7 @@ class DisPflOptions(GossipOptions):
     """Hyper-parameters; the defaults are those of the released code."""
 
     layers: str = choice("densities of the layers; erk: Erdős-Rényi-kernel", "erk", "uniform")
+    rounding: str = choice("rounding of the layers' counts; floor: each down", "exact", "floor")
     anneal: float = setting(0.5, "share of kept weights that move in the first round", le=1.0)
     regrow: str = choice("weights that are regrown", "gradient", "random")
 
@@ -109,8 +105,7 @@ class DisPfl(GossipRule):
 
     def counts(self, manifest: Manifest) -> list[int]:
         """Return how many weights each layer keeps, throughout the run."""
-        count = erk_counts if self.options.layers == "erk" else uniform_counts
-        return count(manifest, num_kept(self.settings, manifest))
+        return run_counts(self.settings, manifest, self.options.layers, self.options.rounding)
 
     def first_mask(self, client: str, manifest: Manifest) -> Mask:
         """Return the random mask that a client starts with."""

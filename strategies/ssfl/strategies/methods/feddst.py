@@ -16,12 +16,13 @@ Choices where the paper and the released code leave room or differ:
   coordinator prunes it again. Here the last `last_epochs` epochs come after growth; 0 is the
   released order. If a round has no more epochs than that, the mask moves before them.
 - The released code computes the cosine but uses the constant alpha: `decay` has both.
-- The released code regrows by the gradients of all weights, which also sets active ones to zero:
-  `regrow` has both.
+- The released code regrows among all weights, which sets active ones to zero: `regrow` all.
 - The released densities make the sparsities, not the densities, proportional to those of ERK
   (layerwise.py): `layers` linear.
+- Layers' counts add up to the exact total, by largest remainders, with one weight in each at least.
+  The released code rounds each down: `rounding` floor. A client prunes to counts rounded down.
 - A layer that would lose all its weights is not pruned, as in the released code.
-- Rounds count from 1: with `every` 10, rounds 10, 20, … move the mask.
+- With `every` 10, rounds 10, 20, … move the mask. Momentum restarts after a move (epochs.py).
 """
 
 import math
@@ -54,8 +55,7 @@ from ssfl.strategies.contract import (
     Uploads,
 )
 from ssfl.strategies.epochs import joined, num_epochs
-from ssfl.strategies.layerwise import exact_counts, kept_by_layer, layer_counts, moved, num_kept
-from ssfl.strategies.layerwise import top_by_layer as top
+from ssfl.strategies.layerwise import exact_counts, kept_by_layer, moved, run_counts, top_by_layer
 
 ADJUST = "adjust"  # the task of a round that moves the mask
 
@@ -65,6 +65,7 @@ class FedDstOptions:
     """Hyper-parameters; the defaults are those of the authors' CIFAR runs."""
 
     layers: str = choice("densities of the layers", "erk", "linear", "uniform")
+    rounding: str = choice("rounding of the layers' counts; floor: each down", "exact", "floor")
     init: str = choice("first mask; magnitude: the largest weights", "magnitude", "random")
     alpha: float = setting(0.01, "share of the kept weights that move", le=1.0)
     decay: str = choice("alpha over the rounds; cosine: falls to 0", "cosine", "constant")
@@ -97,12 +98,12 @@ def adjusted(
     the largest gradients among the weights that are inactive then, or among all, at zero.
     """
     stay = [min(count, n or count) for n, count in zip(stay, counts, strict=True)]
-    pruned = top(np.abs(whole), stay, manifest, mask.bools())
+    pruned = top_by_layer(np.abs(whole), stay, manifest, mask.bools())
     missing = [
         count - kept for count, kept in zip(counts, kept_by_layer(pruned, manifest), strict=True)
     ]
     among = None if grow_all else ~pruned.bools()
-    grown = top(np.abs(gradient), missing, manifest, among).bools()
+    grown = top_by_layer(np.abs(gradient), missing, manifest, among).bools()
     values = pruned.scatter(pruned.gather(whole))
     values[: grown.size][grown] = 0
     return Mask.from_bools(pruned.bools() | grown), values
@@ -112,7 +113,7 @@ def pruned_back(reduced: Reduced, counts: Sequence[int], manifest: Manifest) -> 
     """Return each layer's largest means among the weights that a client holds."""
     assert reduced.weights is not None
     held = reduced.weights[: manifest.num_masked] > 0
-    return top(np.abs(reduced.values), counts, manifest, held)
+    return top_by_layer(np.abs(reduced.values), counts, manifest, held)
 
 
 class FedDst(Rule):
@@ -123,8 +124,7 @@ class FedDst(Rule):
 
     def counts(self, manifest: Manifest) -> list[int]:
         """Return how many weights each layer keeps, throughout the run."""
-        total = num_kept(self.settings, manifest)
-        return layer_counts(exact_counts(self.options.layers, manifest, total), manifest, total)
+        return run_counts(self.settings, manifest, self.options.layers, self.options.rounding)
 
     def stay(self, manifest: Manifest, round_number: int) -> list[int]:
         """Return how many weights each layer keeps when a client prunes."""
@@ -148,7 +148,7 @@ class FedDst(Rule):
         scores = np.abs(state.initial).astype(np.float64)
         if self.options.init == "random":
             scores = Stream(self.settings.seed, "feddst mask").uniform(manifest.num_masked)
-        mask = top(scores, self.counts(manifest), manifest)
+        mask = top_by_layer(scores, self.counts(manifest), manifest)
         return moved(self.settings, state, mask, state.initial)
 
     def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:

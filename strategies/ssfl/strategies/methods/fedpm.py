@@ -19,11 +19,12 @@ and the digest of the state. All values but conv and linear weights stay as they
 Choices:
 - As in the released code, a vote counts as 0.99 or 0.01 (`clamp`): 0 and 1 would never change.
 - The released code resets the prior in every round (`reset_every` 1); the paper keeps it for some
-  rounds if few clients take part. The code also multiplies the gradient of m by sigmoid(s)
-  (`scaled_gradient`), and keeps the moments of Adam at the clients (`keep_moments`).
+  rounds if few clients take part. The code also multiplies the gradient of m by sigmoid(s), here
+  only with `scaled_gradient`, and keeps the moments of Adam at the clients (`keep_moments`).
+- First scores have 256 values, the quantiles of N(0, 1); in the released code they are draws.
 - With `levels` 256, p is rounded to multiples of 1/256, which halves its coded bytes.
 - Adam has the run's learning rate, by default the paper's 0.1, but no weight decay. The paper's
-  networks have no norm layers, and it masks their biases too.
+  networks have no norm layers, and it masks their biases too; here these stay as they start.
 """
 
 import math
@@ -180,7 +181,6 @@ class FedPm(Rule):
                 model = rule.deployed(ModelState(manifest, site.initial, received.mask, 1, base))
                 assert model.mask is not None and model.values is not None
                 tested = site.evaluate(model.mask, model.values)
-
                 weights = frozen_weights(manifest, seed, options.constant)
                 p, loss, moments = train_probabilities(
                     site.network, manifest, site.task, site.shard, site.settings,

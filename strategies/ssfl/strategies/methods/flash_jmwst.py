@@ -11,15 +11,20 @@ Clients count equally. The share of weights that move falls linearly to 0 within
 Choices where the paper and the released code leave room or differ:
 - The released code tests the mean before it is pruned, which is denser than the sparsity says. Here
   the model that is tested, served and sent is w on m.
-- The released code scales densities down only. Here they are scaled to the sparsity either way. A
-  weight that no client holds cannot be kept.
-- With one local epoch, the mask moves before it (flash_spdst.py).
+- The released code scales densities down only, and rounds each layer's count down: `rescale` down.
+  Here they are scaled to the sparsity either way. A weight that no client holds cannot be kept.
+  With exact growth, clients keep as many weights as they got, so a mask scaled down stays small.
+- `densities` mean has the mean densities of the m_k, union those of the weights that any client
+  holds: "avg" and "aggregate" in the released code.
+- With one local epoch, the mask moves before it. `growth` and `reinitialize` are those of
+  flash_spdst.py. Momentum restarts after each epoch of a round that moves the mask (epochs.py).
 - The variant for clients of different densities (hetero-FLASH) is left out.
 - The first round moves the mask, as in the released code, and then every `every`-th.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -41,15 +46,22 @@ from ssfl.strategies.contract import (
     StepDone,
     UploadParts,
     Uploads,
+    Weights,
 )
 from ssfl.strategies.epochs import num_epochs
-from ssfl.strategies.layerwise import moved, num_kept, top_by_layer
+from ssfl.strategies.layerwise import (
+    exact_total,
+    layer_counts,
+    moved,
+    num_kept,
+    sums_by_layer,
+    top_by_layer,
+)
 from ssfl.strategies.methods.flash_spdst import (
     WARM_UP,
     FlashClient,
     FlashOptions,
     FlashSpdst,
-    learn,
 )
 
 MOVE = "move"  # the task of a round that moves the mask
@@ -66,6 +78,8 @@ class JmwstOptions(FlashOptions):
         "mean",
         "holders",
     )
+    rescale: str = choice("densities to the sparsity; down: only if above", "both", "down")
+    densities: str = choice("of the next mask: of clients' masks, or of all", "mean", "union")
 
 
 class FlashJmwst(FlashSpdst):
@@ -85,8 +99,7 @@ class FlashJmwst(FlashSpdst):
     def parts(self, task: str, manifest: Manifest) -> UploadParts:
         if task != MOVE:
             return super().parts(task, manifest)
-        total = num_kept(self.settings, manifest)
-        return UploadParts(bits=True, bits_required=True, max_kept=total)
+        return replace(super().parts(WARM_UP, manifest), values=True)
 
     def finish(
         self, step: StepDone, state: ModelState, reduced: Reduced, uploads: Uploads
@@ -94,9 +107,24 @@ class FlashJmwst(FlashSpdst):
         if step.task != MOVE:
             return super().finish(step, state, reduced, uploads)
         assert reduced.votes is not None
-        counts = self.mean_counts(reduced, state.manifest)
+        counts = self.next_counts(reduced.votes, reduced.total_weight, state.manifest)
         mask = top_by_layer(np.abs(reduced.values), counts, state.manifest, reduced.votes > 0)
         return moved(self.settings, state, mask, reduced.values)
+
+    def fewest_kept(self, manifest: Manifest, at_first: int) -> int:
+        return 1 if self.options.rescale == "down" else at_first
+
+    def next_counts(self, votes: Weights, num_clients: int, manifest: Manifest) -> list[int]:
+        """Return how many weights each layer of the next mask keeps."""
+        if self.options.densities == "union":
+            votes, num_clients = (votes > 0).astype(np.int64), 1
+        sums = sums_by_layer(votes, manifest)
+        if self.options.rescale == "both":
+            total = num_kept(self.settings, manifest)
+            return layer_counts(sums, manifest, total)
+        means = [Fraction(each, num_clients) for each in sums]
+        ratio = min(Fraction(1), exact_total(self.settings, manifest) / (sum(means) or Fraction(1)))
+        return [int(mean * ratio) for mean in means]
 
     def client(self) -> ClientHalf:
         return JmwstClient(self)
@@ -108,4 +136,4 @@ class JmwstClient(FlashClient):
     def train(self, received: Received, site: SiteTools, memory: Memory, on_step: OnStep) -> Answer:
         if received.task != MOVE:
             return super().train(received, site, memory, on_step)
-        return learn(received, site, num_epochs(site), self.options.prune_rate, on_step)
+        return self.learn(received, site, num_epochs(site), on_step)

@@ -10,16 +10,20 @@
     w <- for each weight, the unweighted mean over the clients whose (new) mask holds it;
          a weight that nobody holds keeps its value
 
-The last step prunes exactly to the run's sparsity; in the released code it prunes at most 5 %. The
-distance is the mean over the layers of the share of bits that differ. Client i's own model is w on
-m_i.
+The distance is the mean over the layers of the share of bits that differ. Client i's own model is
+w on m_i.
 
 Choices where the paper and the released code leave room or differ:
-- `split`: the released code measures the accuracy on the test samples, which leaks them. Here it
+- `last_step` target ends at the run's sparsity exactly. If less than a step is left, the authors'
+  code prunes that share of each layer, at most 5 % (capped). DisPFL's port takes a whole step
+  (full). Both may prune more than the sparsity says.
+- A layer of n kept weights drops ceil((n - 1) * step), like the percentile in the released code,
+  which keeps all weights that are equal to the percentile: `ties` keep.
+- `split`: the authors' code measures the accuracy on the test samples, which leaks them. Here it
   is the validation samples, or the training samples at a site that has no others.
-- The released code takes c2 after the fifth epoch, whatever the number of epochs. Here a round
-  needs at least two epochs. With `local_steps`, a site with one epoch never prunes.
-- A layer of n kept weights drops ceil((n - 1) * step), like the percentile in the released code.
+- The authors' code takes c2 after the fifth epoch, whatever the number of epochs. Here a round
+  needs at least two epochs. With `local_steps`, a site with one epoch never prunes. Momentum
+  restarts after the first epoch (epochs.py).
 - The density is that of the masked weights; the released code counts biases too.
 - The released code sends the dense model to clients. Here a client gets the values on its mask.
 """
@@ -35,27 +39,12 @@ from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.method.model_state import ModelState, Vector
 from ssfl.method.settings import choice, setting
-from ssfl.strategies.contract import (
-    Answer,
-    ClientHalf,
-    ClientId,
-    Memory,
-    OnStep,
-    Plan,
-    Position,
-    Received,
-    Reduced,
-    Reducer,
-    Rule,
-    SiteTools,
-    StepDone,
-    UploadParts,
-    Uploads,
-    committed,
-)
+from ssfl.strategies import contract as seam
+from ssfl.strategies.contract import Answer, ClientHalf, Memory, OnStep, Received, Rule, SiteTools
 from ssfl.strategies.epochs import joined, num_epochs
 from ssfl.strategies.layerwise import kept_by_layer, num_kept, spread, top_by_layer
 
+LAST_STEP = 0.05
 MASK = "mask"  # name in a client's memory; in the state: mask/<client>
 
 
@@ -67,6 +56,8 @@ class SubFedAvgOptions:
     distance: float = setting(1e-4, "prune if the candidate masks differ by more than this share")
     accuracy: float = setting(0.5, "prune if the accuracy stays above this share", le=1.0)
     split: str = choice("samples that measure this accuracy", "validation", "train", "test")
+    last_step: str = choice("last step; capped: at most 5 %", "target", "capped", "full")
+    ties: str = choice("weights equal to the smallest that stays", "drop", "keep")
 
 
 def counts_after_step(kept: Sequence[int], step: float) -> list[int]:
@@ -78,15 +69,19 @@ def counts_after_step(kept: Sequence[int], step: float) -> list[int]:
     return [n - ceil(max(0, n - 1) * step - 1e-9) for n in kept]
 
 
-def counts_to_target(kept: Sequence[int], after: Sequence[int], target: int) -> list[int]:
-    """Return `after`, or counts that add up to the target if `after` adds up to less.
+def counts_to_target(
+    kept: Sequence[int], step: float, target: int, size: int, last_step: str = "target"
+) -> list[int]:
+    """Return how many weights each layer keeps after a step, which may be the last of `size`.
 
-    The layers then drop in proportion to `kept`.
+    "target" drops in proportion to `kept` if a whole step would pass the target.
     """
-    if sum(after) >= target:
-        return list(after)
-    dropped = spread(kept, kept, sum(kept) - target)
-    return [before - lost for before, lost in zip(kept, dropped, strict=True)]
+    total, after = sum(kept), counts_after_step(kept, step)
+    if last_step == "capped" and (total - target) / size < step:
+        return counts_after_step(kept, min(LAST_STEP, (total - target) / total))
+    if last_step != "target" or sum(after) >= target:
+        return after
+    return [n - lost for n, lost in zip(kept, spread(kept, kept, total - target), strict=True)]
 
 
 def mask_distance(first: Mask, last: Mask, manifest: Manifest) -> float:
@@ -120,14 +115,16 @@ class SubFedAvg(Rule):
         num_kept(self.settings, state.manifest)  # raises now if the sparsity is impossible
         return state
 
-    def plan(self, position: Position, clients: Sequence[ClientId]) -> Plan | None:
+    def plan(self, position: seam.Position, clients: Sequence[seam.ClientId]) -> seam.Plan | None:
         plan = super().plan(position, clients)
-        return plan and replace(plan, reducer=Reducer.WEIGHTED_SUM_BY_HOLDER, equal_weights=True)
+        return plan and replace(
+            plan, reducer=seam.Reducer.WEIGHTED_SUM_BY_HOLDER, equal_weights=True
+        )
 
-    def parts(self, task: str, manifest: Manifest) -> UploadParts:
-        return UploadParts(bits=True)
+    def parts(self, task: str, manifest: Manifest) -> seam.UploadParts:
+        return seam.UploadParts(bits=True)
 
-    def client_state(self, client: ClientId, state: ModelState) -> ModelState:
+    def client_state(self, client: seam.ClientId, state: ModelState) -> ModelState:
         mask = state.extra.get(f"{MASK}/{client}")
         if not isinstance(mask, Mask):
             return state
@@ -135,13 +132,13 @@ class SubFedAvg(Rule):
         return replace(state, mask=mask, values=mask.gather(state.values))
 
     def finish(
-        self, step: StepDone, state: ModelState, reduced: Reduced, uploads: Uploads
+        self, step: seam.StepDone, state: ModelState, reduced: seam.Reduced, uploads: seam.Uploads
     ) -> ModelState:
         assert state.values is not None and reduced.weights is not None
         values = np.where(reduced.weights > 0, reduced.values, state.values)
         masks = {f"{MASK}/{client}": uploads.mask(client) for client in uploads.clients}
         pruned = {name: mask for name, mask in masks.items() if mask.num_kept < mask.size}
-        after = committed(self.settings, state, values)
+        after = seam.committed(self.settings, state, values)
         return replace(after, extra={**state.extra, **pruned})
 
     def client(self) -> ClientHalf:
@@ -172,16 +169,19 @@ class SubFedAvgClient(ClientHalf):
     def pruned(self, mask: Mask, first: Vector, last: Vector, site: SiteTools) -> Mask | None:
         """Return the mask after a step; None if a condition does not hold."""
         manifest, target = site.manifest, num_kept(self.settings, site.manifest)
-        kept, whole, alive = kept_by_layer(mask, manifest), mask.scatter(last), mask.bools()
-        after = counts_after_step(kept, self.options.step)
-        c1 = top_by_layer(np.abs(mask.scatter(first)), after, manifest, alive)
-        c2 = top_by_layer(np.abs(whole), after, manifest, alive)
-        close = mask_distance(c1, c2, manifest) <= self.options.distance
-        if close or mask.num_kept <= target:
+        kept, whole, options = kept_by_layer(mask, manifest), mask.scatter(last), self.options
+
+        def largest(weights: Vector, counts: Sequence[int]) -> Mask:
+            among, keep_ties = mask.bools(), options.ties == "keep"
+            return top_by_layer(np.abs(weights), counts, manifest, among, keep_ties=keep_ties)
+
+        after = counts_after_step(kept, options.step)
+        c1, c2 = largest(mask.scatter(first), after), largest(whole, after)
+        if mask_distance(c1, c2, manifest) <= options.distance or mask.num_kept <= target:
             return None
-        counts = counts_to_target(kept, after, target)
-        c2 = top_by_layer(np.abs(whole), counts, manifest, alive)
-        return c2 if self.is_accurate(c2, c2.gather(whole), site) else None
+        counts = counts_to_target(kept, options.step, target, mask.size, options.last_step)
+        c2 = largest(whole, counts)
+        return c2 if c2 != mask and self.is_accurate(c2, c2.gather(whole), site) else None
 
     def is_accurate(self, mask: Mask, values: Vector, site: SiteTools) -> bool:
         """Return True if the accuracy on the chosen samples is above the threshold."""

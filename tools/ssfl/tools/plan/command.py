@@ -15,7 +15,9 @@ from ssfl.program.exits import usage_error
 from ssfl.server.uploads.encoding_choice import REFERENCE_CODING
 from ssfl.strategies.registry import check_settings, strategy_for
 from ssfl.tools.model import build
+from ssfl.tools.plan.gossip import gossip_document, gossip_notes, gossip_table, plan_gossip
 from ssfl.tools.plan.link import Link, parse_link, parse_rate, parse_time
+from ssfl.tools.plan.sizes import Coding
 from ssfl.tools.plan.view import notes, plan_document, plan_table
 from ssfl.tools.plan.whole_run import PlannedSite, plan_run
 from ssfl.tools.terminal import console
@@ -59,6 +61,7 @@ class PlanConfig:
     clients_per_round: int = build.same_as_run("clients_per_round")
     client_fraction: float = build.same_as_run("client_fraction")
     over_selection: float = build.same_as_run("over_selection")
+    seed: int = build.same_as_run("seed")  # decides the neighbours of some strategies
     reproducible: bool = build.same_as_run("reproducible")
     local_epochs: int = build.same_as_run("local_epochs")  # some strategies need several
     local_steps: int = build.same_as_run("local_steps")
@@ -109,7 +112,11 @@ class PlanConfig:
         self.client_link()
         self.coordinator_bits_per_s()
         for sparsity in self.sparsities():
-            check_settings(self.run_settings(sparsity))
+            check_settings(self.run_settings(sparsity), simulated=True)
+        if self.is_gossip and (self.link or self.up):
+            raise SettingsError(
+                f"--link: strategy {self.strategy} runs in `ssfl simulate` only, which has no links"
+            )
 
     def sparsities(self) -> list[str]:
         """Return the sparsities to compare; a schedule replaces them."""
@@ -117,6 +124,11 @@ class PlanConfig:
             return ["0.9"]
         found = [text.strip() for text in self.sparsity.split(",")]
         return found[:1] if strategy_for(self.run_settings(found[0])).is_dense else found
+
+    @property
+    def is_gossip(self) -> bool:
+        """True if clients receive each other's updates."""
+        return strategy_for(self.run_settings(self.sparsities()[0])).is_gossip
 
     def client_link(self) -> Link | None:
         """Return the clients' link, or None."""
@@ -157,7 +169,11 @@ def plan(argv: Sequence[str]) -> None:
     config = settings.load(PlanConfig, argv, None, "ssfl plan", DESCRIPTION, EXAMPLE)
     manifest, site = _model(config)
     link, coordinator = config.client_link(), config.coordinator_bits_per_s()
+    network = manifest.model.get("model", manifest.model["task"])  # own models have no name
     try:
+        if config.is_gossip:
+            _plan_gossip(config, network, manifest, site)
+            return
         runs = [config.dense_settings()]
         runs += [config.run_settings(sparsity) for sparsity in config.sparsities()]
         dense, *sparse = [
@@ -173,10 +189,23 @@ def plan(argv: Sequence[str]) -> None:
         print(json.dumps(plan_document(dense, sparse, link, coordinator), indent=1))
     else:
         screen = console()
-        network = manifest.model.get("model", manifest.model["task"])  # own models have no name
         screen.print(plan_table(network, dense, sparse))
         for note in notes(dense, sparse, link, coordinator, config.upload_slots):
             screen.print(note)
+
+
+def _plan_gossip(config: PlanConfig, network: str, manifest: Manifest, site: PlannedSite) -> None:
+    """Print the bytes of a run whose clients receive each other's updates."""
+    is_coded = config.reference_coding != "off"
+    runs = [config.run_settings(sparsity) for sparsity in config.sparsities()]
+    plans = [plan_gossip(manifest, run, Coding(run, is_coded, site.num_frozen)) for run in runs]
+    if config.json:
+        print(json.dumps(gossip_document(plans), indent=1))
+        return
+    screen = console()
+    screen.print(gossip_table(network, plans))
+    for note in gossip_notes(plans):
+        screen.print(note)
 
 
 def _model(config: PlanConfig) -> tuple[Manifest, PlannedSite]:

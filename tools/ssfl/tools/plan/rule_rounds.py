@@ -7,22 +7,50 @@ rule begins with made-up weights; only what it makes of them is used: whether it
 them, and how many.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ssfl.codec import masks, values_only
 from ssfl.method.manifest import Manifest
-from ssfl.method.model_state import ModelState
+from ssfl.method.mask import Mask
+from ssfl.method.model_state import ModelState, Vector
 from ssfl.method.settings import RunSettings
 from ssfl.method.value_types import lossy_code
-from ssfl.strategies.contract import ClientId, Plan, Position, Rule, UploadParts
+from ssfl.strategies.contract import (
+    ClientId,
+    Plan,
+    Position,
+    Reduced,
+    Rule,
+    StepDone,
+    UploadParts,
+)
 from ssfl.strategies.mask_source import MaskSource
 from ssfl.strategies.registry import strategy_for
 from ssfl.tools.plan.sizes import ZERO, Coding, Size
 
 _ANY_WEIGHT = 0.5
+
+
+class _NoUploads:
+    """No uploads to read one by one."""
+
+    clients: Sequence[ClientId] = ()
+
+    def weight(self, client: ClientId) -> int:
+        raise KeyError(client)
+
+    def mask(self, client: ClientId) -> Mask:
+        raise KeyError(client)
+
+    def numbers(self, client: ClientId) -> tuple[float, ...]:
+        raise KeyError(client)
+
+    def read(self, client: ClientId, start: int, count: int, vector: str = "") -> Vector:
+        raise KeyError(client, start, count, vector)
 
 
 @dataclass(frozen=True)
@@ -61,9 +89,24 @@ class RuleRounds:
     @property
     def is_first_sent(self) -> bool:
         """True if the values of the first round are not the initial weights."""
-        mask, values = self.begun.mask, self.begun.values
-        assert mask is not None and values is not None
-        return not np.array_equal(mask.gather(self.begun.initial), values)
+        state = self.warmed_up
+        assert state.mask is not None and state.values is not None
+        return not np.array_equal(state.mask.gather(state.initial), state.values)
+
+    @cached_property
+    def warmed_up(self) -> ModelState:
+        """The state after the step before the rounds, if clients send masks alone in it."""
+        strategy, warm, mask = strategy_for(self.settings), self.warm_up, self.begun.mask
+        assert mask is not None
+        bits_alone = UploadParts(values=False, bits=True, bits_required=True)
+        if warm is None:
+            return self.begun
+        if replace(strategy.parts(warm.task, self.manifest), max_kept=None) != bits_alone:
+            return self.begun
+        votes = mask.bools().astype(np.int64)
+        reduced = Reduced(np.zeros(0, np.float32), votes=votes, total_weight=1)
+        step = StepDone(warm.work, 0, warm.task)
+        return strategy.finish(step, self.begun, reduced, _NoUploads())
 
     @property
     def begins_sparse(self) -> bool:
@@ -87,15 +130,16 @@ class RuleRounds:
     def kept(self) -> tuple[int, int]:
         """How many weights the model of a round keeps: at least, and at most.
 
-        A first mask that keeps some weights is moved, not enlarged. One that keeps everything
-        becomes the union of what clients send.
+        A first mask that keeps some weights is moved, not enlarged; some rules may shrink it. One
+        that keeps everything becomes the union of what clients send.
         """
         size = self.manifest.num_masked
         # Seeded masks of all clients keep the same number of weights.
         if mask := strategy_for(self.settings).client_mask(ClientId("any"), self.manifest):
             return mask.num_kept, mask.num_kept
         if self.begins_sparse:
-            return self.kept_at_first, self.kept_at_first
+            rule = strategy_for(self.settings).rule
+            return rule.fewest_kept(self.manifest, self.kept_at_first), self.kept_at_first
         if self.has_own_masks:
             return strategy_for(self.settings).num_kept(self.manifest), size
         if not self.moves_mask:
@@ -137,7 +181,9 @@ class RuleRounds:
         """Return the size of the values and further vectors of an update."""
         low, high = self.kept
         if parts.bits_required and parts.max_kept is not None:
-            low = high = parts.max_kept
+            low, high = min(low, parts.max_kept), parts.max_kept
+        elif parts.bits_required and parts.values:
+            low, high = 1, self.manifest.num_masked
         size = self._values(low, high, of_update=True) if parts.values else ZERO
         for _ in parts.vectors:
             size = size + self.coding.vector(self._count(low), self._count(high))
