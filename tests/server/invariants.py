@@ -59,7 +59,7 @@ INVARIANTS: dict[str, Holds] = {
     "no two members have the same session.": lambda _, after: (
         len({member.session for member in after.members.values()}) == len(after.members)
     ),
-    "the counts of a step equal those of a walk over its cohort (`count_step`).": _of_step(
+    "the counts of a step are those that its cohort gives when it is counted again.": _of_step(
         lambda step, state: step.counts == count_step(state, step)
     ),
     "step numbers only grow; a void step's number is not used again.": lambda before, after: (
@@ -76,7 +76,7 @@ INVARIANTS: dict[str, Holds] = {
     "every client of a cohort is a member.": _of_step(
         lambda step, state: set(step.cohort) <= set(state.members)
     ),
-    "a cohort only grows while its step is open.": _of_same_step(
+    "no client leaves the cohort of a step, and none changes its samples.": _of_same_step(
         lambda before, after: set(before.cohort.items()) <= set(after.cohort.items())
     ),
     "accepted uploads come from the cohort; none is replaced or withdrawn.": _of_same_step(
@@ -104,7 +104,7 @@ INVARIANTS: dict[str, Holds] = {
     "a finished run has no step and stays finished.": lambda before, after: (
         not (after.finished and after.step) and after.finished >= before.finished
     ),
-    "no member has a later session than the last one.": lambda _, after: all(
+    "no member has a session after last_session.": lambda _, after: all(
         member.session <= after.last_session for member in after.members.values()
     ),
     "num_ready is the length of `ready`.": lambda _, after: after.num_ready == len(after.ready),

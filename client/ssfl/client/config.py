@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ssfl.client")
 
-# Settings that only ssfl-coordinator has; tests/test_settings_split.py compares the two lists.
+# Settings that only ssfl-coordinator has, without those of a run; tests/test_settings_split.py
+# compares them with the coordinator's.
 COORDINATOR_SETTINGS = (
     "host", "port", "admin_host", "admin_port", "init", "fresh", "exit_when_done", "exit_on_stall",
     "status_port", "status_host", "health_port", "keep_uploads", "upload_slots", "workers",
@@ -50,7 +51,7 @@ class ClientConfig:
     strategy: str = source_file("strategy")
     criterion: str = source_file("criterion")
     state_dir: Path = setting(
-        Path(".ssfl/clients"), "folder for state that survives a restart; each client has its own"
+        Path(".ssfl/clients"), "folder for state that survives a restart, with one for each client"
     )
     out_dir: Path = setting(
         Path("runs"), "folder for the final model, with one folder for each run"
@@ -65,7 +66,7 @@ class ClientConfig:
         86400.0, "exit when the coordinator has been unreachable for this long", duration=True
     )
     tls_ca: str = setting(
-        "", "use TLS and trust this CA, a PEM file; system: the CAs that this machine trusts",
+        "", "use TLS and trust the CA in this PEM file; the word system: those of this machine",
         metavar="PATH",
     )  # fmt: skip
     tls_cert: Path | None = setting(
@@ -124,7 +125,7 @@ def client_id_of(config: ClientConfig) -> str:
 
 def settings_elsewhere() -> dict[str, str]:
     """Return the settings of other programs, each with the reason why a client refuses it."""
-    own = setting_names(ClientConfig)  # `strategy` and `criterion` are files there
+    own = setting_names(ClientConfig)  # in which `strategy` and `criterion` name files
     run = {name: RUN_SETTING for name in setting_names(RunSettings) if name not in own}
     coordinator = dict.fromkeys(
         COORDINATOR_SETTINGS, "is a setting of ssfl-coordinator: set it there"

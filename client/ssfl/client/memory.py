@@ -2,12 +2,13 @@
 
 memory/<digest>.bin  a vector (float32) or a mask (packed bits)
 memory.json          index of the current items: names, kinds and digests, with run and round
-memory.old.json      index before that round, in case an older coordinator declared it void
+memory.old.json      index before that round, in case a coordinator of an older version
+                     declared the round void
 memory.next.json     index after the pending step, with its number
 
 The index files name items by digest, so an item never changes. What a step puts here takes effect
-when the coordinator's next task reports that the step counted (`settle`). An older coordinator does
-not report it; then the receipt of the upload decides.
+when the coordinator's next task reports that the step counted (`settle`). A coordinator of an older
+version does not report it; then the step counted if the receipt accepted the upload.
 """
 
 import json
@@ -71,16 +72,16 @@ class ClientMemory:
         self._items = folder / "memory"
 
     def load(self, run_id: str, round_number: int) -> dict[str, Vector | Mask]:
-        """Return the vectors and masks before a round; empty for another run."""
+        """Return the vectors and masks as they were before a round; empty for another run."""
         index = self._index("memory.json")
         if index.get("run_id") != run_id:
             return {}
-        if index["round"] == round_number:  # an older coordinator may have declared it void
+        if index["round"] == round_number:  # an older version may have declared it void
             index = self._index("memory.old.json") or index
         return self._read(index)
 
     def save_next(self, run_id: str, step: int, round_number: int, puts: Items) -> None:
-        """Store what a step puts, before its upload is sent."""
+        """Store the items of a step, before its upload is sent."""
         if not puts:
             (self._folder / "memory.next.json").unlink(missing_ok=True)
             return
@@ -101,10 +102,10 @@ class ClientMemory:
         failpoint("client.remembered")
 
     def settle(self, step: int, counted_step: int | None) -> None:
-        """Promote or discard what an earlier step put; `step` is that of the new task.
+        """Promote or discard the items of an earlier step; `step` is that of the new task.
 
         `counted_step` is the client's newest step that counted; None if the coordinator does not
-        report it and the receipt has decided.
+        report it: an upload that was not accepted has then discarded its items already.
         """
         pending = self._index("memory.next.json")
         if not pending or pending["step"] == step:
@@ -126,7 +127,7 @@ class ClientMemory:
         self._drop_unnamed()
 
     def discard(self) -> None:
-        """Discard what a step put, since it did not count."""
+        """Discard the items of a step that did not count."""
         (self._folder / "memory.next.json").unlink(missing_ok=True)
 
     def _index(self, name: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def encoded_bytes(count: int) -> int:
 
 
 def encode(values: npt.NDArray[np.float32]) -> memoryview:
-    """Return the payload, without a copy on little-endian machines."""
+    """Return the payload, without a copy of contiguous values on little-endian machines."""
     if values.dtype.kind != "f" or values.dtype.itemsize != BYTES_PER_VALUE:
         raise TypeError(f"values must be float32, got {values.dtype}")
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")

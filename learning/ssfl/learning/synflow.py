@@ -4,7 +4,7 @@ All parameters are made positive, norms are skipped, an input of ones is passed 
 the sum of the outputs. The score of weight w is |w * dR/dw|: the part of R on paths through w. It
 is computed in float64, since R grows with every layer. Every iteration keeps the same share of the
 weights that are left and sets the others to zero, so that no layer is pruned empty. The number
-kept in an iteration is rounded; the authors' code rounds it up.
+kept in an iteration is rounded to the nearest; the authors' code rounds up.
 
 The scores of a deep network exceed the range of float32, and only their order matters. The result
 is their logarithm, shifted to start at 1, and 0 for pruned weights. Its Top-k is exactly the mask

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     DONE = 0, "done"
     BUG = 1, "a bug, with its traceback; or the output cannot be written"
     USAGE = 2, "a flag, variable or settings file is wrong"
-    BAD_DATA = 3, "the shard, task or model does not fit"
+    BAD_DATA = 3, "the shard, task or model cannot be used"
     UNREACHABLE = 4, "the coordinator was not reached before the deadline"
     REFUSED = 5, "the coordinator refused this client"
     STATE = 6, "the state directory is in use, damaged or from another configuration"
@@ -85,7 +85,7 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
     """
     prog = prog or Path(sys.argv[0]).name
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # an arrow must not crash a Latin-1 terminal
+        sys.stdout.reconfigure(errors="replace")  # a Latin-1 terminal cannot show "→"
     try:
         code = int(main_body() or ExitCode.DONE)
         sys.stdout.flush()
@@ -112,7 +112,7 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
 
 
 def _can_print() -> bool:
-    """Return True if stdout can be written: an OSError may not name the file that failed."""
+    """Return True if stdout can be written to; not every OSError names the file that failed."""
     try:
         print(flush=True)
     except OSError:
@@ -126,5 +126,5 @@ def _discard_stdout() -> None:
 
 
 def _print_error(message: str) -> None:
-    """Print a message to stderr with control characters escaped: it may quote a file."""
+    """Print a message to stderr. Control characters, which quoted text may have, are escaped."""
     print(printable_lines(message), file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ def keep_chunk_buffers() -> None:
 
 
 def trim_heap() -> None:
-    """Return free heap memory to the kernel, after much memory was freed."""
+    """Return free heap memory to the kernel; call this after much memory was freed."""
     if malloc_trim := _of_glibc("malloc_trim"):
         malloc_trim(0)
 
@@ -50,7 +50,7 @@ class MemoryReclaimer:
         self._reclaimed_at = 0
 
     def passed(self, num_bytes: int) -> None:
-        """Reclaim memory for every _RECLAIM_EVERY bytes; `num_bytes` is the total so far."""
+        """Reclaim memory if _RECLAIM_EVERY bytes have passed since; `num_bytes` is the total."""
         if num_bytes - self._reclaimed_at >= _RECLAIM_EVERY:
             self._reclaimed_at = num_bytes
             gc.collect()
@@ -70,7 +70,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """Return the memory in use by glibc's count, mapped buffers included; None without glibc.
+    """Return the memory in use, as glibc counts it with mapped buffers; None without glibc.
 
     Python's own pools of small objects are not included.
     """

@@ -20,14 +20,14 @@ class Criterion:
     name: ClassVar[str]
     asked: ClassVar[str] = ""  # the criterion whose scores clients compute; empty: this one
     scorers: ClassVar[Scorers] = Scorers.ALL
-    num_batches: ClassVar[int] = 0  # minibatches of each client; 0: enough over all clients
+    num_batches: ClassVar[int] = 0  # that each client scores; 0: the run's setting decides
     signed: ClassVar[bool] = False  # scores may be negative
-    # The largest scores of a client decide alone; then clients send only these.
+    # Only the largest scores of a client affect the mask, so clients may send just those.
     is_decided_by_largest: ClassVar[bool] = False
     is_nested: ClassVar[bool] = False  # a sparser mask lies inside a denser one
     can_grow: ClassVar[bool] = True  # its scores can add weights to a mask
     can_guard: ClassVar[bool] = True  # its scores can be compared within a layer
-    scores_pruned: ClassVar[bool] = True  # gives pruned weights a score at a masked model
+    scores_pruned: ClassVar[bool] = True  # pruned weights get a score in a pruned model
 
     def mask(self, state: ModelState, scores: Vector, k: int, settings: RunSettings) -> Mask:
         """Return the mask of k weights, given the mean scores of the clients."""
@@ -38,7 +38,7 @@ class Criterion:
         return choose_mask(scores, k, state.manifest, settings.layer_guard)
 
     def score(self, site: SiteTools, request: ScoringRequest) -> Vector:
-        """Return a client's score of every masked weight; the largest are kept."""
+        """Return a client's score of every weight that can be pruned; the largest are kept."""
         raise ValueError(f"criterion {self.name} asks no client for scores")
 
 
@@ -75,11 +75,11 @@ class OneClient(Saliency):
     name = "one-client"
     asked = "saliency"
     scorers = Scorers.ONE
-    num_batches = 1  # as a client of the paper scores
+    num_batches = 1  # as each client scores in the paper
 
 
 class Random(Criterion):
-    """Weights drawn uniformly, from the seed."""
+    """Keeps weights that are chosen at random, from the seed."""
 
     name = "random"
     scorers = Scorers.NONE

@@ -46,7 +46,7 @@ class Strategy:
 
     @property
     def has_own_masks(self) -> bool:
-        """True if every client trains under a mask of its own."""
+        """True if every client trains under its own mask, from a seed or chosen by the rule."""
         return self.has_seeded_masks or type(self.rule).client_state is not Rule.client_state
 
     @property
@@ -78,7 +78,7 @@ class Strategy:
 
     @property
     def is_plain_mean(self) -> bool:
-        """True if the mean of the updates is the next model, whatever the model was."""
+        """True if the next model is the mean of the clients' trained values, whatever it was."""
         return type(self.rule).finish is Rule.finish
 
     @property
@@ -141,9 +141,10 @@ class Strategy:
     def _with_residual(
         self, step: StepDone, before: Mask | None, after: ModelState, residual: Vector | None
     ) -> ModelState:
-        """Code the values of a training step; keep the residual, which lies on the mask `before`.
+        """Code the values of a training step and keep the residual.
 
-        The values of a new mask are not coded: clients compute them from the model they scored.
+        `residual` lies on the mask `before`, the one that is kept on the mask of `after`. The
+        values of a new mask are not coded: clients compute them from the model they scored.
         """
         assert after.mask is not None and after.values is not None
         if residual is not None and before is not None and before != after.mask:
@@ -171,7 +172,7 @@ class Strategy:
         return after
 
     def client_state(self, client: ClientId, work: Work, state: ModelState) -> ModelState:
-        """Return the state for a client: the same for all, unless clients have own masks."""
+        """Return the state for a client: the same for all, unless clients have their own masks."""
         if work is not Work.TRAIN:
             return state
         mask = self.client_mask(client, state.manifest)
@@ -181,7 +182,7 @@ class Strategy:
         return replace(state, mask=mask, values=mask.gather(state.values))
 
     def client_mask(self, client: ClientId, manifest: Manifest) -> Mask | None:
-        """Return the mask that both ends derive for a client; None: it has the run's mask."""
+        """Return the mask that both ends derive for a client; None if they derive none."""
         return self.source.client_mask(client, manifest)
 
     def vectors(self, state: ModelState) -> Mapping[str, Vector]:

@@ -62,13 +62,13 @@ def _with_session(session: int) -> Callable[[RunState], RunState]:
 
 BREAKS: dict[str, Callable[[RunState], RunState]] = {
     "no two members have the same session.": _with_session(2),
-    "the counts of a step equal": _step(counts=StepCounts(2, 2, 1)),
+    "the counts of a step are": _step(counts=StepCounts(2, 2, 1)),
     "step numbers only grow": lambda state: replace(state, last_step=state.last_step - 1),
     "every client of a cohort is a member.": lambda state: replace(
         state,
         step=replace(open_step(state), cohort={**open_step(state).cohort, ClientId("x"): 1}),
     ),
-    "a cohort only grows": _step(cohort={C1: 10}),
+    "no client leaves the cohort": _step(cohort={C1: 10}),
     "accepted uploads come from": _with_upload_removed,
     "a closed step counts exactly": _step(closed=(C2,)),
     "a member never disappears": lambda state: replace(
@@ -80,7 +80,7 @@ BREAKS: dict[str, Callable[[RunState], RunState]] = {
     "rounds_done grows by one": lambda state: replace(state, rounds_done=state.rounds_done + 1),
     "no counted upload belongs": lambda state: replace(state, counted={C1: (99, "digest")}),
     "a finished run has no step": lambda state: replace(state, finished=True),
-    "no member has a later session": _with_session(99),
+    "no member has a session after": _with_session(99),
     "num_ready is": lambda state: replace(state, num_ready=state.num_ready + 1),
 }
 

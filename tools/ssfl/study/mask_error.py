@@ -8,12 +8,13 @@ agree:
 
 mean of minibatch scores    the mean of |g·w| over minibatches of single clients, in random
                             order, that together hold every sample once; the mean over a run's
-                            minibatches tends to it, except that those are balanced by class
+                            minibatches, which are balanced by class, tends nearly to it
 score of the full gradient  |g·w| of the loss over all samples at once; gradients of different
                             samples cancel before the magnitude is taken, so a mean of magnitudes
                             does not tend to it
 
-So the error has a floor: `flat_at` is the smallest n from which it stays near that of the last n.
+So the error does not fall to zero. `flat_at` is the smallest n from which the error stays near that
+at the largest n.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,8 +88,8 @@ def mask_error(
 def flat_at(minibatches: Sequence[int], mean: Sequence[float], deviation: float) -> int:
     """Return the smallest number of minibatches from which the error stays near the last one.
 
-    An error is near if it exceeds the last one by at most a tenth of it or by at most `deviation`,
-    its standard deviation over seeds.
+    An error is near if it exceeds the last error by at most a tenth of the last error, or by at
+    most `deviation`, the standard deviation of the last error over seeds.
     """
     limit = mean[-1] + max(_TOLERANCE * mean[-1], deviation)
     above = [place for place, error in enumerate(mean) if error > limit]
@@ -136,13 +137,13 @@ class InitialScores:
         return self._manifest.num_masked
 
     def of_clients(self) -> Iterator[tuple[int, Doubles]]:
-        """Yield the training samples of each client and its scores of one minibatch."""
+        """Yield, for each client, its number of samples and its scores on one minibatch."""
         for name, shard in self._shards.items():
             (indices,) = scoring_batches(shard, self._settings, name, 0, 1)
             yield shard.num_samples, self._saliency(shard, indices)
 
     def batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return about `count` training samples, as many of each client."""
+        """Return about `count` training samples, the same number of each client if it has them."""
         each = -(-count // len(self._shards))
         parts = []
         for name, shard in self._shards.items():

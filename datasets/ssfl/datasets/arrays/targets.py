@@ -1,8 +1,8 @@
 """Convert arrays of labels to targets: classes 0 … C-1, or numbers to predict.
 
-Integers, text, booleans and one-hot rows are classes, numbered in sorted order. Floats with a
-fraction are numbers to predict, one or more per sample. Floats without a fraction and integers
-that rarely repeat could be either, so the user must choose with --target.
+Integers that repeat, text, booleans and one-hot rows are classes, numbered in sorted order. Floats
+with a fraction are numbers to predict, one or more per sample. Integers that rarely repeat, and
+floats without a fraction, could be either, so the user must choose with --target.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _KINDS = {"b": "truth", "i": "whole", "u": "whole", "f": "float", "U": "text"}
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of each array and the classes they have in common."""
+    """The targets of each array, and the one list of classes that numbers all of them."""
 
     values: tuple[Array, ...]  # int64, or float32 if there are no classes
     class_names: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ def _numbers(columns: Columns, kind: str) -> Targets:
         if sample is not None:
             raise SourceError(f"{name}: {column[sample]} of sample {sample} is too large")
         values.append(numbers)
-    return Targets(tuple(values), (), ("labels are numbers to predict, as they are",))
+    return Targets(tuple(values), (), ("labels are numbers to predict; they are not scaled",))
 
 
 def _all_whole(columns: Columns) -> bool:

@@ -20,8 +20,8 @@ SECONDS = (
 )
 # Durations of an fsync: from 0.1 ms on a good disk to 10 s on a failing one.
 SYNC_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
-# With more than CLIENTS_SHOWN clients, two groups of SLOWEST_SHOWN have series: those that the step
-# waits for, filled up with the slowest; and those silent for longest.
+# With more than CLIENTS_SHOWN clients, two groups of up to SLOWEST_SHOWN clients have series: those
+# that the step waits for, completed with the slowest; and those that have been silent longest.
 CLIENTS_SHOWN, SLOWEST_SHOWN = 200, 20
 
 
@@ -144,7 +144,9 @@ RECOVERED = _gauge(
 MASK_INFO = _gauge("ssfl_mask_info", "1; the current mask", "mask_digest")
 MASK_EPOCH = _gauge("ssfl_mask_epoch", "number of the current mask; 0 before the first")
 MASK_KEPT = _gauge("ssfl_mask_kept_weights", "weights that the mask keeps")
-MASK_DENSITY = _gauge("ssfl_mask_density_ratio", "share of the masked weights that are kept")
+MASK_DENSITY = _gauge(
+    "ssfl_mask_density_ratio", "kept weights, as a share of those that a mask can prune"
+)
 MODEL_VALUES = _gauge("ssfl_model_values", "number of values of the whole model")
 
 # -- clients
@@ -187,14 +189,14 @@ MESSAGE_BYTES = _counter("ssfl_message_bytes", "whole messages, tensors included
 SOCKET_BYTES = _counter("ssfl_socket_bytes", "bytes of TCP by the kernel's count", "direction")
 DENSE_BYTES = _counter(
     "ssfl_dense_bytes",
-    "dense float32 size of all updates, and of models sent as values to clients that "
-    "lacked them; compare with ssfl_payload_bytes_total of the phases values, "
-    "round_masks and evaluation",
+    "size of all updates as dense float32, and of the models sent to clients that did not hold "
+    "them; compare with ssfl_payload_bytes_total for phase=values, round_masks and evaluation",
     "direction",
 )
 DENSE_RATIO = _gauge(
     "ssfl_bytes_to_dense_ratio",
-    "payload of values and evaluations as a share of ssfl_dense_bytes_total, at the newest round",
+    "payload of the phases values, round_masks and evaluation as a share of "
+    "ssfl_dense_bytes_total, since the start and up to the newest round",
     "direction",
 )
 
@@ -209,13 +211,17 @@ JOURNAL_SYNC = _seconds(
 JOURNAL_BYTES = _gauge("ssfl_journal_bytes", "length of the journal")
 SPOOL_BYTES = _gauge("ssfl_spool_bytes", "uploads on disk that are not yet in a model")
 UPLOADS = _gauge("ssfl_uploads_in_flight", "uploads in progress")
-UPLOAD_SLOTS = _gauge("ssfl_upload_slots", "largest number of concurrent uploads (--upload-slots)")
+UPLOAD_SLOTS = _gauge("ssfl_upload_slots", "limit on concurrent uploads (--upload-slots)")
 DISK_FREE = _gauge(
     "ssfl_disk_free_bytes",
     "free space on the disk of --state-dir (state), and of --out-dir (out) if that differs",
     "disk",
 )
-DISK_SIZE = _gauge("ssfl_disk_size_bytes", "size of these disks", "disk")
+DISK_SIZE = _gauge(
+    "ssfl_disk_size_bytes",
+    "size of the disk of --state-dir (state), and of --out-dir (out) if that differs",
+    "disk",
+)
 DISK_FULL = _gauge("ssfl_disk_full", "1 if the coordinator waits for free disk space")
 MEMORY_PEAK = _gauge("ssfl_memory_peak_bytes", "largest resident memory so far")
 MEMORY_LIMIT = _gauge(

@@ -7,7 +7,7 @@ has it. A setting without a group is always shown.
 
 from dataclasses import dataclass
 
-MAX_SHOWN = 15  # settings that plain --help shows
+MAX_SHOWN = 15  # plain --help shows all settings of a program that has no more
 ALL = "all"
 
 

@@ -39,8 +39,8 @@ _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 def _use_file(use: typing.Callable[[str], str], text: str) -> str:
     if text and not text.endswith(".py"):
         raise SettingsError(
-            f"{text!r} is not a .py file. The run has the name: give a file only if it is neither "
-            "built in nor installed"
+            f"{text!r} is not a .py file. The run already has its strategy and criterion: "
+            "leave this out, or give the file of one that is neither built in nor installed"
         )
     return use(text)
 
@@ -145,7 +145,7 @@ class Option:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its largest whole unit.
+    """Return a duration in hours, minutes or seconds, the largest of them that is whole.
 
     >>> format_duration(86400.0), format_duration(90.0), format_duration(900.0)
     ('24h', '90s', '15m')

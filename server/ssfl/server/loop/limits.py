@@ -23,7 +23,7 @@ MAX_STREAMS = 64  # concurrent calls on one connection; ssfl-client has at most 
 MAX_METADATA_BYTES = 16 << 10
 OTHER_FILES = 256  # open files other than connections: journal, spool, libraries
 JOINS, JOIN_EVERY_S = 20, 2.0  # per client: a burst of JOINS, then one every JOIN_EVERY_S
-CLASSES = 2000  # class counts or labels in a Join that cost as much as one more Join
+CLASSES = 2000  # this many class counts or labels in a Join count as one more Join
 NEW_CLIENTS, NEW_CLIENT_EVERY_S = 1000, 0.01  # for all new ids together
 
 
@@ -109,7 +109,7 @@ def check_open_files(clients: int) -> None:
 def connections_that_fit(wanted: int) -> int:
     """Return the number of connections this process may have, after raising its file limit.
 
-    A coordinator that runs out of open files could not write its journal.
+    A coordinator that runs out of open files cannot write its journal.
     """
     soft = _raised_limit(wanted + OTHER_FILES)
     fit = wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - OTHER_FILES))

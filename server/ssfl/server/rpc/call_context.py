@@ -66,7 +66,7 @@ class CallContext:
         return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
 
     def client_or_blank(self, caller: pb.Caller) -> str:
-        """Return the client to which a message is booked: the caller if a member, else blank."""
+        """Return the client whose message is counted: a member with its own session, else blank."""
         state = self.run.state
         member = state.members.get(ClientId(caller.client_id))
         if member is None:
@@ -75,7 +75,7 @@ class CallContext:
         return member.client if signed else ""
 
     def count_down(self, response: Any, client: ClientId | str) -> Any:
-        """Count a small message to a client."""
+        """Count a small message that is sent to a client."""
         self.ledger.count("control", Direction.DOWN, response.ByteSize(), client=client)
         return response
 

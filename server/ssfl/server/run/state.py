@@ -1,4 +1,4 @@
-"""The state of a run: an immutable value, the fold of its facts. No I/O, no clock.
+"""The state of a run: an immutable value, which follows from its facts. No I/O, no clock.
 
 Sentences that begin with INVARIANT hold in every state that `apply` and the machine can reach.
 tests/server/invariants.py quotes each of them; the tests check it after every event of hundreds of
@@ -35,7 +35,7 @@ class Member:
 
     client: ClientId
     session: int  # INVARIANT: no two members have the same session.
-    token: str  # the token that owns the name; empty: the next token that joins will own it
+    token: str  # the token that owns the name; empty: set by the next client of this name
     num_samples: int
     manifest_digest: str
     fingerprint: str
@@ -43,17 +43,17 @@ class Member:
     labels: tuple[int, ...] = ()
     left: bool = False
     has_final_model: bool = False
-    replaced: tuple[int, ...] = ()  # newest sessions that later Joins of the same token replaced
+    replaced: tuple[int, ...] = ()  # earlier sessions of this token; the newest few
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
     """Counts over the cohort of a step, updated by `apply` so that no event walks the cohort.
 
-    INVARIANT: the counts of a step equal those of a walk over its cohort (`count_step`).
+    INVARIANT: the counts of a step are those that its cohort gives when it is counted again.
     """
 
-    pending: int = 0  # clients without an accepted upload that were not removed
+    pending: int = 0  # clients, other than removed ones, without an accepted upload
     not_left: int = 0  # pending clients that have not left; lost ones are included
     here: int = 0  # pending clients that can still report: neither left nor lost
     slowest_s: float = 0.0  # arrival of the last accepted upload, in seconds from the step's start
@@ -70,7 +70,7 @@ class Step:
     round_number: int
     attempt: int
     # Client -> training samples. INVARIANT: every client of a cohort is a member.
-    # INVARIANT: a cohort only grows while its step is open.
+    # INVARIANT: no client leaves the cohort of a step, and none changes its samples.
     cohort: Mapping[ClientId, int]
     # INVARIANT: accepted uploads come from the cohort; none is replaced or withdrawn.
     uploads: Mapping[ClientId, facts.UploadAccepted]
@@ -123,7 +123,7 @@ class Best:
     base_digest: str
     accuracy: float | None  # pooled; None if the task has none: the loss is compared instead
     loss: float
-    chosen_on: str  # the split of accuracy and loss: validation or test
+    chosen_on: str  # the samples that were tested: validation or test
     clients: tuple[ClientId, ...]  # the clients that tested it, sorted
 
     def beats(self, other: "Best") -> bool:
@@ -165,7 +165,7 @@ class RunState:
     rounds_evaluated: int = 0  # rounds_done at the newest evaluation by all clients
     attempt: int = 0  # number of void attempts at the next step
     last_step: int = 0
-    scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
+    scored_digest: str = ""  # of the whole model that was scored for the mask; empty: initial
     masked_round: int = 0  # rounds_done when the newest mask was agreed
     extra_digest: str = ""  # of what the strategy keeps beside the model; empty: as at the start
     stage: str = ""  # of the strategy
@@ -185,7 +185,7 @@ class RunState:
     # INVARIANT: a finished run has no step and stays finished.
     finished: bool = False
     stopped: bool = False
-    last_session: int = 0  # INVARIANT: no member has a later session than the last one.
+    last_session: int = 0  # INVARIANT: no member has a session after last_session.
     removed: frozenset[ClientId] = frozenset()
     # INVARIANT: num_ready is the length of `ready`.
     num_ready: int = 0
@@ -251,8 +251,8 @@ def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> 
     if limit and num_samples > limit and settings.samples_over_max == "refuse":
         raise TooManySamples(
             f"{client} claims {num_samples} training samples, this run takes at most {limit} "
-            "(--max-samples of the coordinator; with --samples-over-max clip it would weigh "
-            f"as if it had {limit})"
+            "(--max-samples of the coordinator; with `--samples-over-max clip` the "
+            f"client would be weighted as if it had {limit})"
         )
 
 

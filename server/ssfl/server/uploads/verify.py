@@ -31,7 +31,7 @@ class VerifiedUpload:
     largest: float  # the largest |value|, as sent
     report: Mapping[str, float] = field(default_factory=dict)  # for the history
     own_mask: bytes = b""  # digest of the mask that came with it
-    numbers: tuple[float, ...] = ()  # of the strategy
+    numbers: tuple[float, ...] = ()  # further numbers, which the strategy asks for
 
 
 @dataclass(frozen=True, slots=True)

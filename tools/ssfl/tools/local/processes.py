@@ -25,9 +25,9 @@ COORDINATOR = "coordinator"
 
 
 def client_ids(shards: Sequence[str]) -> dict[str, str]:
-    """Return a client id for every shard: its name, or a number if the name cannot be an id.
+    """Return a client id for every shard: its name, or client_NN if the name cannot be an id.
 
-    Ids are used in file names next to those of the coordinator.
+    An id names files in a folder that also holds those of the coordinator, so none has its name.
     """
     ids: dict[str, str] = {}
     for number, name in enumerate(shards):
@@ -88,7 +88,10 @@ class LocalFederation:
         self.close()
 
     def ended(self) -> list[str]:
-        """Return the processes that have ended; raise ProgramError if one failed."""
+        """Return the processes that ended with code 0; raise ProgramError if another one failed.
+
+        A process that is expected to die does not count as failed.
+        """
         done = []
         for name, process in self._processes.items():
             code = process.poll()
