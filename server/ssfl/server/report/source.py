@@ -18,6 +18,8 @@ from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
+from ssfl.program.names import RUN_ID_RULE, is_run_id
+from ssfl.program.printable import printable
 from ssfl.server.accounting.ledger_file import ledger_rows
 from ssfl.server.history.run_history import Entry
 
@@ -130,6 +132,14 @@ def _check(path: Path, summary: dict[str, Any]) -> None:
         raise ReportError(
             f"{path} has format {summary.get('format')!r}; this version reads {FORMAT}: "
             "use the version that wrote it, or a later one"
+        )
+
+
+def check_run_id(path: Path, run_id: object) -> None:
+    """Raise ReportError for a run id that cannot be the name of a folder."""
+    if not isinstance(run_id, str) or not is_run_id(run_id):
+        raise ReportError(
+            f"{path} is damaged: its run id is '{printable(str(run_id)[:100])}', not {RUN_ID_RULE}"
         )
 
 
