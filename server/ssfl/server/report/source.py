@@ -8,7 +8,7 @@ on the number of rounds. A history.json with another layout is read as a whole.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import repeat
 from pathlib import Path
@@ -58,6 +58,16 @@ class Source:
             raise ReportError(f"cannot read {self.ledger}: {error.strerror}") from error
         except ValueError as error:
             raise ReportError(str(error)) from error
+
+
+def without_damaged_ledger(source: Source) -> tuple[Source, str]:
+    """Return the source and an empty string; if its ledger is damaged, without it, and why."""
+    try:
+        for _ in source.ledger_rows():
+            pass
+    except ReportError as error:
+        return replace(source, ledger=None), str(error)
+    return source, ""
 
 
 def open_folder(folder: Path) -> Source:

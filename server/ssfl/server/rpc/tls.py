@@ -14,7 +14,14 @@ import grpc
 
 from ssfl.program.exits import ProgramError
 from ssfl.program.monitor.web import TlsFiles
-from ssfl.program.tls.pem import SERVER, KeyPair, read_authorities, read_pair, read_token, token_warning
+from ssfl.program.tls.pem import (
+    SERVER,
+    KeyPair,
+    read_authorities,
+    read_pair,
+    read_token,
+    token_warning,
+)
 from ssfl.server.config import CoordinatorConfig
 
 log = logging.getLogger("ssfl.tls")

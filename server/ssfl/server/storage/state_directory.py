@@ -5,6 +5,8 @@ import secrets
 import time
 from pathlib import Path
 
+from ssfl.server.errors import StateError
+
 # The files of a run; other files in the directory are left alone.
 OURS = (
     "journal*", "manifest-*.json", "*-*.f32", "mask-*.bin", "change-*.bin", "snapshot*",
@@ -23,6 +25,20 @@ class StateDirectory:
         self.spool = root / "spool"  # uploads to the open step
         self.accepted = root / "accepted"  # uploads that counted, with --keep-uploads
         self.session_key = root / "session-key"  # the key that signs session numbers
+
+    def check_files(self) -> None:
+        """Raise StateError if a folder has the name of a file of the run."""
+        remedies = {
+            self.journal: "with the journal from a backup in its place",
+            self.session_key: "the coordinator then creates the file, and all clients join again",
+            self.snapshot: "the coordinator then reads the whole journal",
+            self.ledger: "with the file from a backup in its place, if there is one",
+        }
+        for path, then in remedies.items():
+            if path.is_dir():
+                raise StateError(
+                    f"{path} is a folder, and must be a file: move it away, then start again ({then})"
+                )
 
     def move_aside(self) -> Path | None:
         """Move the files of the run to a new folder and return it; None if there are no files.
