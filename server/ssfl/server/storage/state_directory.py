@@ -30,14 +30,15 @@ class StateDirectory:
         """Raise StateError if a folder has the name of a file of the run."""
         remedies = {
             self.journal: "with the journal from a backup in its place",
-            self.session_key: "the coordinator then creates the file, and all clients join again",
+            self.session_key: "the coordinator then creates one, and all clients join again",
             self.snapshot: "the coordinator then reads the whole journal",
             self.ledger: "with the file from a backup in its place, if there is one",
         }
         for path, then in remedies.items():
             if path.is_dir():
                 raise StateError(
-                    f"{path} is a folder, and must be a file: move it away, then start again ({then})"
+                    f"{path} is a folder, and must be a file: move it away, then start again "
+                    f"({then})"
                 )
 
     def move_aside(self) -> Path | None:
