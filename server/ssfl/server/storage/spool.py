@@ -154,6 +154,12 @@ class Spool:
                 path.unlink(missing_ok=True)
 
 
+def partial_bytes(directory: StateDirectory, client: ClientId) -> int:
+    """Return the bytes of a client's unfinished uploads, also of a running coordinator."""
+    parts = directory.spool.glob(f"*/{client}.*.part")
+    return sum(part.stat().st_size for part in parts)
+
+
 class KeptUploads:
     """Accepted uploads, in the spool or kept; an audit may read them while they are moved."""
 

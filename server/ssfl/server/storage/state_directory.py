@@ -3,8 +3,10 @@
 import contextlib
 import secrets
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ssfl.durable.files import Bytes, write_atomic
 from ssfl.server.errors import StateError
 
 # The files of a run; other files in the directory are left alone.
@@ -25,6 +27,26 @@ class StateDirectory:
         self.spool = root / "spool"  # uploads to the open step
         self.accepted = root / "accepted"  # uploads that counted, with --keep-uploads
         self.session_key = root / "session-key"  # the key that signs session numbers
+
+    def read_snapshot(self) -> bytes | None:
+        """Return the newest snapshot; None if there is none."""
+        try:
+            return self.snapshot.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put_snapshot(self, blocks: Iterable[Bytes]) -> None:
+        """Replace the snapshot. It is private: it holds the tokens of clients, like the journal."""
+        write_atomic(self.snapshot, blocks, private=True)
+
+    def read_session_key(self, make: Callable[[], bytes]) -> bytes:
+        """Return the key that signs session numbers; store the one that `make` returns if none."""
+        try:
+            return self.session_key.read_bytes()
+        except FileNotFoundError:
+            key = make()
+            write_atomic(self.session_key, key, private=True)
+            return key
 
     def check_files(self) -> None:
         """Raise StateError if a folder has the name of a file of the run."""
