@@ -322,10 +322,50 @@ def _room(module: str, package: str) -> str:
     return parts[2] if in_room and (ROOT / package / "ssfl" / package / parts[2]).is_dir() else ""
 
 
+# Words of the half of a room's docstring that says what does not belong there.
+_NOT_HERE = re.compile(r"\b(no|not|never|nothing|only|alone|inside|other)\b", re.IGNORECASE)
+
+
 def test_a_room_says_what_lives_there_and_what_may_not() -> None:
-    for package in ROOMS:
+    for package in (*ROOMS, "strategies"):
         for init in (ROOT / package / "ssfl" / package).glob("*/__init__.py"):
-            assert len(ast.get_docstring(ast.parse(init.read_text())) or "") > 20, init
+            here, _, not_here = (ast.get_docstring(ast.parse(init.read_text())) or "").partition(
+                "."
+            )
+            assert len(here) > 20, init
+            assert _NOT_HERE.search(f"{here.partition(':')[2]} {not_here}"), f"{init}: what may not"
+
+
+STATE_FILES = {"journal", "snapshot.json", "spool", "accepted", "session-key"}
+_PATH_CALLS = {"glob", "rglob", "joinpath", "with_name", "Path", "join"}
+
+
+def joined_names(file: Path) -> set[str]:
+    """Return the first parts of the texts that a module joins to paths or searches folders for."""
+    texts = list[ast.expr]()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            texts.append(node.right)
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            texts += node.args if name in _PATH_CALLS else []
+    found = [
+        one.values[0] if isinstance(one, ast.JoinedStr) and one.values else one for one in texts
+    ]
+    names = [one.value for one in found if isinstance(one, ast.Constant)]
+    return {name.partition("/")[0] for name in names if isinstance(name, str)}
+
+
+def test_only_storage_names_the_files_of_the_state_directory() -> None:
+    """ledger.csv is not in the list: the results of a run have a file of this name too."""
+    storage = ROOT / "server" / "ssfl" / "server" / "storage"
+    assert joined_names(storage / "state_directory.py") >= STATE_FILES
+    breaches = [
+        f"{file.relative_to(ROOT)} names {sorted(names)}"
+        for file in sources(*PACKAGES)
+        if storage not in file.parents and (names := joined_names(file) & STATE_FILES)
+    ]
+    assert breaches == []
 
 
 def test_a_module_is_found_by_its_name() -> None:

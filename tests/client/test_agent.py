@@ -346,6 +346,28 @@ def test_a_base_that_does_not_match_its_digest_is_fetched_again(tmp_path: Path) 
     assert again.base_digest == b""
 
 
+@pytest.mark.parametrize(
+    "run_id",
+    ["../../elsewhere", "/elsewhere", "..", ".", "", "a/b", "a\n", "é", "x" * 65, "\x1b[2J"],
+)
+def test_a_run_id_that_is_no_folder_name_is_refused(tmp_path: Path, run_id: str) -> None:
+    """Otherwise the coordinator could have the models written outside --out-dir."""
+    stub = FakeStub(
+        Join=[joined(1, run_id), joined(2, run_id)],
+        NextTask=[call_of(FINISH, MODEL)],
+        Leave=[pb.LeaveResponse()],
+    )
+    with pytest.raises(Refused, match="sent the run id '") as caught:
+        AgentHarness(tmp_path, stub).agent.run()
+    assert str(caught.value).isprintable()
+    assert not list(tmp_path.rglob("model.safetensors"))
+
+
+@pytest.mark.parametrize("run_id", ["20250101-120000-abcdef", "20240229-235959-a1b2c3", "r.1_x"])
+def test_a_run_id_of_any_version_is_accepted(tmp_path: Path, run_id: str) -> None:
+    restarted_after_end(tmp_path, run_id)
+
+
 def test_a_failed_leave_call_does_not_fail_the_agent(tmp_path: Path) -> None:
     stub = FakeStub(Join=[joined(1), joined(2)], NextTask=[call_of(FINISH, MODEL)], Leave=[GONE])
     assert AgentHarness(tmp_path, stub).agent.run() is not None

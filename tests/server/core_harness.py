@@ -17,6 +17,7 @@ from ssfl.server.run.events import Action, Event, Reply
 from ssfl.server.run.machine import advance
 from ssfl.server.run.state import RunState, Step
 from ssfl.strategies.contract import ClientId, Work
+from ssfl.strategies.methods.flash_spdst import WARM_UP
 
 MODEL = "m"
 
@@ -140,7 +141,7 @@ class World:
         digests = [step.uploads[client].digest for client in step.closed]
         base = hashed(self.state.base_digest, step.closed, digests)
         assert self.stored.setdefault(step.number, base) == base, "another sum of the same step"
-        if step.work is not Work.SCORE:
+        if step.work is not Work.SCORE and not step.task:
             now = self.state
             return events.StepReduced(
                 step.number, now.mask_epoch, now.mask_digest, now.num_kept, base,
@@ -188,9 +189,11 @@ class World:
             self.initialize(client)
 
     def initialize(self, client: ClientId) -> None:
-        is_dense = self.settings.strategy == "fedavg" or self.settings.warmup_rounds
-        model = (1, "mask 1", 9, "base 0") if is_dense else (0, "", 0, "")
-        self.post(events.Initialized(client, MODEL, "initial", *model))
+        settings = self.settings
+        has_mask = settings.strategy in ("fedavg", "flash-spdst") or settings.warmup_rounds
+        model = (1, "mask 1", 9, "base 0") if has_mask else (0, "", 0, "")
+        stage = WARM_UP if settings.strategy == "flash-spdst" else ""
+        self.post(events.Initialized(client, MODEL, "initial", *model, stage=stage))
 
     def answer(self, client: ClientId, step: Step, *, killed_after: int | None = None) -> None:
         """Let a client answer a step; its result depends on the work alone."""

@@ -50,9 +50,9 @@ def _closed_counts_its_uploads(before: Step, after: Step) -> bool:
 
 def _rounds_follow_training(before: RunState, after: RunState) -> bool:
     """One event commits at most one step, the one that was open and closed before it."""
-    committed = after.model_step != before.model_step
-    trained = committed and before.step is not None and before.step.work is Work.TRAIN
-    return after.rounds_done == before.rounds_done + int(trained)
+    step = before.step if after.model_step != before.model_step else None
+    is_round = step is not None and step.work is Work.TRAIN and step.counts_as_round
+    return after.rounds_done == before.rounds_done + int(is_round)
 
 
 INVARIANTS: dict[str, Holds] = {

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ssfl.strategies.contract import (
     Reduced,
     Reducer,
     Rule,
+    UploadParts,
     Work,
 )
 from ssfl.strategies.registry import check_settings, options_of, strategy_for, strategy_names
@@ -266,6 +268,32 @@ def test_values_are_coded_only_in_a_lossy_run() -> None:
     with pytest.raises(SettingsError, match=r"--downloads values .* --value-type, such as int8"):
         check_settings(RunSettings(downloads="values"))
     check_settings(RunSettings(value_type="int8", downloads="values"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("scaffold", "sub-fedavg", "fedpm", "flash-jmwst", "flash-spdst", "topk-weights"),
+        *("topk-updates", "sparsyfed", "feddst"),
+    ],
+)
+def test_updates_that_are_never_clipped_refuse_the_limit_of_their_norm(name: str) -> None:
+    check_settings(RunSettings(strategy=name))
+    with pytest.raises(SettingsError, match=f"--max-update-norm .*{name}"):
+        check_settings(RunSettings(strategy=name, max_update_norm=5.0))
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_a_strategy_accepts_the_limit_of_the_norm_only_if_it_clips(name: str) -> None:
+    """Only uploads of values alone are clipped (score_and_update.py)."""
+    strategy = strategy_for(RunSettings(strategy=name))
+    try:
+        check_settings(RunSettings(strategy=name, max_update_norm=5.0), simulated=True)
+    except SettingsError:
+        return
+    names = vars(import_module(type(strategy.rule).__module__)).values()
+    for task in ["", *(name for name in names if isinstance(name, str))]:
+        assert strategy.parts(task, FIVE) == UploadParts()
 
 
 def test_scores_below_three_times_the_kept_ones_are_not_decisive() -> None:

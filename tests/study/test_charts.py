@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
+from ssfl.program.palette import BLUE
 from ssfl.study.charts.accuracy import (
     convergence_picture,
     differences_picture,
@@ -18,7 +20,15 @@ from ssfl.study.charts.clients import (
 )
 from ssfl.study.charts.masks import layer_density_picture, mask_error_picture
 from ssfl.study.charts.runs import client_accuracy_picture, ood_picture
-from ssfl.study.charts.style import LOOKS, band, in_usual_order, interval_text, looks, percent
+from ssfl.study.charts.style import (
+    LOOKS,
+    band,
+    draw_band,
+    in_usual_order,
+    interval_text,
+    looks,
+    percent,
+)
 from ssfl.study.errors import StudyError
 from ssfl.study.intervals import spread
 
@@ -127,6 +137,27 @@ def test_a_band_leaves_out_missing_values() -> None:
 def test_curves_of_different_length_are_refused() -> None:
     with pytest.raises(StudyError, match=r"differ in length: \[2, 1\]"):
         band([[0.1, 0.2], [0.1]])
+
+
+@pytest.mark.parametrize(
+    ("curve", "marked"),
+    [
+        ([0.4], [0]),
+        ([0.4, 0.5], [0, 1]),
+        ([None, 0.4, None, 0.5, None, 0.6, None, 0.7], [1, 3, 5, 7]),
+        ([0.4, 0.5, None, 0.6, 0.7, None, 0.8], [6]),
+        ([0.4, 0.5, 0.6, 0.7], None),
+    ],
+)
+def test_points_that_a_line_would_not_show_are_marked(
+    curve: list[float | None], marked: list[int] | None
+) -> None:
+    """A run with one test has a curve of one point, for example."""
+    axes = Figure().subplots()
+    draw_band(axes, range(len(curve)), band([curve]), BLUE)
+    (line,) = axes.get_lines()
+    assert line.get_markevery() == marked
+    assert (line.get_marker() == "o") == (marked is not None)
 
 
 def test_accuracies_are_drawn_in_per_cent() -> None:

@@ -99,6 +99,27 @@ def test_text_from_a_coordinator_is_escaped_at_the_client(sites: Programs) -> No
     assert r"the coordinator refused: x\r\n00:00:00 run finished" in client.err.splitlines()[-1]
 
 
+class _PathCoordinator(_HostileCoordinator):
+    """Accepts every client to a run whose id is a path and hostile text."""
+
+    def Join(self, _request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
+        return pb.JoinResponse(run_id=f"../{EVIL}", session=1)
+
+
+def test_a_run_id_that_is_a_path_ends_the_client(sites: Programs) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_PathCoordinator(), server)
+    port = server.add_insecure_port("localhost:0")
+    server.start()
+    try:
+        client = sites.client("shard_00", f"localhost:{port}")
+        assert client.ends() == ExitCode.REFUSED
+    finally:
+        server.stop(None).wait()
+    assert is_clean(client)
+    assert r"sent the run id '../x\r\n00:00:00 run finished" in client.err.splitlines()[-1]
+
+
 def test_text_from_a_task_error_is_escaped(sites: Programs) -> None:
     (sites.folder / "task.py").write_text(TASK.format(evil=EVIL))
     coordinator = sites.coordinator("--model=mlp", "--clients=2")

@@ -39,7 +39,7 @@ from ssfl.client.coding import (
 )
 from ssfl.client.connection import UNARY_TIMEOUT_S, ReconnectBackoff, Watchdog
 from ssfl.client.download import Download, Downloads
-from ssfl.client.errors import Resync, Unavailable, reason_of, translate
+from ssfl.client.errors import Refused, Resync, Unavailable, reason_of, translate
 from ssfl.client.held_model import HeldModel
 from ssfl.client.local_state import EndedRun, LocalState, PendingUpload
 from ssfl.client.local_work import Site, Vector, scoring_request
@@ -53,6 +53,8 @@ from ssfl.method.mask import Mask
 from ssfl.method.model_state import values_digest
 from ssfl.method.settings import RunSettings
 from ssfl.program.model_io.safetensors_model import write_model
+from ssfl.program.names import RUN_ID_RULE, is_run_id
+from ssfl.program.printable import printable
 from ssfl.program.version import ssfl_version
 from ssfl.strategies.contract import ClientId, Received
 from ssfl.strategies.registry import identity, strategy_for
@@ -199,6 +201,11 @@ class Agent:
             strategy=identity(self._joined.settings) if manifest and self._joined else "",
         )
         response: pb.JoinResponse = self.stub.Join(request, timeout=UNARY_TIMEOUT_S)
+        if not is_run_id(response.run_id):  # it names the folder of the models
+            raise Refused(
+                f"the coordinator sent the run id '{printable(response.run_id[:100])}'; a run id "
+                f"is {RUN_ID_RULE}: its operator must use an ssfl coordinator"
+            )
         self._caller = pb.Caller(
             run_id=response.run_id, client_id=self.identity.client_id, session=response.session
         )

@@ -153,10 +153,12 @@ def read_access(config: ClientConfig) -> Access:
     files = (config.tls_ca, config.tls_cert, config.tls_key, config.tls_server_name)
     if not (any(files) or config.join_token_file):
         return Access(config.coordinator)
-    from ssfl.program.tls.pem import client_tls, read_token
+    from ssfl.program.tls.pem import client_tls, read_token, token_warning
 
     tls = client_tls(*files)
     token = read_token(config.join_token_file) if config.join_token_file else ""
+    if config.join_token_file and (warning := token_warning(config.join_token_file)):
+        log.warning("%s", warning)
     if token and tls is None and not is_loopback(split(config.coordinator)[0]):
         log.warning("without --tls-ca the join token is sent unencrypted: others can read it")
     if tls and tls.pair:

@@ -40,7 +40,7 @@ from ssfl.server.run import events
 from ssfl.server.run.apply import newest_counted
 from ssfl.server.run.quorum import final_model_delivered
 from ssfl.server.run.state import RunState
-from ssfl.server.storage.disk_full import DiskSpaceWaiter
+from ssfl.server.storage.disk_full import DiskSpaceWaiter, full_disk_text, is_full
 from ssfl.server.storage.journal import Journal, holds_journal
 from ssfl.server.storage.model_store import Store
 from ssfl.server.storage.spool import Spool
@@ -97,8 +97,10 @@ def _main(argv: Sequence[str]) -> int:
             StateDirectory(config.state_dir).journal
         ):
             raise ProgramError(str(StateGone(config.state_dir)), ExitCode.STATE) from error
+        places = (config.state_dir, config.out_dir)
+        what = full_disk_text(places) if is_full(error) and not error.filename else str(error)
         raise ProgramError(
-            f"{error}: the state up to here is kept; make room or fix the disk, then start again",
+            f"{what}: the state up to here is kept; make room or fix the disk, then start again",
             ExitCode.STATE,
         ) from error
 
@@ -190,6 +192,7 @@ async def _take_up(coordinator: Coordinator, first: FirstModel | None) -> None:
 def _read(config: CoordinatorConfig) -> recover.OpenedRun:
     """Read the state directory. Slow: run it on a worker thread."""
     directory = StateDirectory(config.state_dir)
+    directory.check_files()
     remove_leftovers(directory.root)
     store = Store(directory.root, config.run.seed)
     if store.holds_something() and not holds_journal(directory.journal):

@@ -245,6 +245,11 @@ def check_settings(settings: RunSettings, *, simulated: bool = False) -> None:
         )
     strategy.source.check()
     strategy.rule.check()
+    if settings.max_update_norm and not strategy.sends_values_alone:
+        raise SettingsError(
+            f"--max-update-norm bounds the change to values of one mask, and clients of strategy "
+            f"{settings.strategy} send more than these: nothing would be clipped, so leave it out"
+        )
     if strategy.has_own_masks and settings.downloads == "values":
         raise SettingsError(
             "--downloads values codes one model for all clients, and strategy "

@@ -123,6 +123,11 @@ class Strategy:
             return replace(plan, reducer=Reducer.WEIGHTED_SUM_BY_HOLDER)
         return plan
 
+    @property
+    def sends_values_alone(self) -> bool:
+        """Whether updates have no part but values in any task, so that they can be clipped."""
+        return type(self.rule).parts is Rule.parts
+
     def parts(self, task: str, manifest: Manifest) -> UploadParts:
         """Return the parts of an update in a training step with this task."""
         return self.rule.parts(task, manifest)

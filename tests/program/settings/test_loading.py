@@ -8,6 +8,7 @@ import pytest
 from ssfl.method.errors import SettingsError
 from ssfl.method.settings import RunSettings
 from ssfl.program.exits import ExitCode, ProgramError
+from ssfl.program.settings.command_line import closest
 from ssfl.program.settings.loading import changed, describe, load, setting_names
 
 ELSEWHERE = "is a setting of the run: set it on the coordinator"
@@ -168,6 +169,15 @@ def test_a_value_that_does_not_parse_is_reported_with_its_origin(tmp_path: Path)
 )
 def test_a_wrong_flag_gets_one_sentence(argv: str, message: str) -> None:
     assert refusal(*argv.split()).startswith(message)
+
+
+def test_an_abbreviation_suggests_the_setting_or_nothing() -> None:
+    known = ["--late-round", "--lr-decay", "--learning-rate", "--help", "--only"]
+    assert closest("--lr", known) == "; did you mean --learning-rate?"
+    assert closest("SSFL_LR", ["SSFL_LATE_ROUND", "SSFL_LEARNING_RATE"]).endswith("LEARNING_RATE?")
+    assert closest("lr", ["late_round", "learning_rate"]).endswith("learning_rate?")
+    for others in (["--help", "--only"], ["--rtt", "--runs"], ["--pool"]):
+        assert closest("--lr", others) == ""
 
 
 def test_a_wrong_switch_in_a_variable_is_refused() -> None:

@@ -154,10 +154,11 @@ def test_a_client_that_does_not_describe_the_model_is_passed_over(
             await run.post(events.Joined(client, "t", 10, digest, "cpu"))
         assert await passed_over(0.0) == ()
         presence.get(C1, clock()).descriptions = 1
+        presence.get(C1, clock()).description_s = 9 * limit_s
         assert await passed_over(2 * limit_s) == (), "its upload is under way"
         presence.get(C1, clock()).descriptions = 0
         assert await passed_over(limit_s - 1.0) == ()
-        wait.since_s += 5.0  # this process was suspended
+        wait.excuse(5.0)  # this process was suspended
         assert await passed_over(5.0) == ()
         assert await passed_over(1.0) == (C1,)
         assert caplog.messages == ["client does not describe the model: another is asked"]
@@ -165,5 +166,43 @@ def test_a_client_that_does_not_describe_the_model_is_passed_over(
         assert await passed_over(limit_s) == (C1, C2), "the next client has its own time"
         await begin(coordinator, manifest)
         assert await passed_over(2 * limit_s) == (C1, C2), "the model is known"
+
+    conduct(tmp_path, script, clock=clock)
+
+
+def test_a_client_that_describes_the_model_too_slowly_is_passed_over(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    """Repeated calls do not extend its time; a client that is asked again has all of it again."""
+    clock = Clock()
+
+    async def script(coordinator: Coordinator) -> None:
+        run, presence = coordinator.run, coordinator.presence
+        limit_s, digest = run.state.settings.no_progress_s, manifest.digest.hex()
+        wait = _DescriptionWait(coordinator)
+
+        async def passed_over(after_s: float) -> tuple[str, ...]:
+            clock.now_s += after_s
+            await wait.update(clock())
+            return run.state.passed_over
+
+        for client in (C1, C2):
+            await run.post(events.Joined(client, "t", 10, digest, "cpu"))
+        assert await passed_over(0.0) == ()
+        slow = presence.get(C1, clock())
+        slow.descriptions, slow.description_s = 1, 100.0
+        assert await passed_over(limit_s) == ()
+        slow.descriptions = 0
+        assert await passed_over(limit_s / 2) == ()
+        slow.descriptions = 1
+        assert await passed_over(100.0 - limit_s / 2 - 1.0) == ()
+        wait.excuse(5.0)  # this process was suspended
+        assert await passed_over(5.0) == ()
+        assert await passed_over(1.0) == (C1,), "its call is still open"
+        assert await passed_over(0.0) == (C1,)
+        assert await passed_over(limit_s) == (C1, C2)
+        assert await passed_over(0.0) == (C1, C2)
+        assert await passed_over(limit_s) == (C1, C2), "its call is still open, and has its time"
+        assert await passed_over(100.0) == (C2, C1)
 
     conduct(tmp_path, script, clock=clock)

@@ -39,6 +39,28 @@ def test_a_run_that_was_stopped_leaves_a_report(tmp_path: Path, manifest: Manife
     assert (folder / "report.html").exists()
 
 
+def test_a_damaged_ledger_costs_the_report_only_the_bytes_by_client(
+    tmp_path: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, accounts = tmp_path / "state", Accounts(tmp_path / "out")
+    state.mkdir()
+
+    async def script(coordinator: Coordinator) -> None:
+        await begin(coordinator, manifest)
+        await coordinator.run.post(events.Signal.STOP)
+        await coordinator.run.model_written.wait()
+        (folder,) = (tmp_path / "out").glob("*/coordinator")
+        (folder / "ledger.csv").write_text("client,payload_bytes,message_bytes\nc1,1,none\n")
+        accounts.report(coordinator)
+
+    conduct(state, script, write_model=accounts.write_outputs)
+    (folder,) = (tmp_path / "out").glob("*/coordinator")
+    found = json.loads((folder / "report.json").read_text("utf-8"))
+    assert [row["up_bytes"] for row in found["clients"]] == [None, None]
+    assert "the report lacks the bytes by client: " in caplog.text
+    assert "ledger.csv: line 2 is damaged" in caplog.text
+
+
 def full_for_reports(name: str) -> None:
     if name == "report.written":
         failpoints.trigger("full", name)

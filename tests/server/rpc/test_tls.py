@@ -131,3 +131,16 @@ def test_a_key_that_others_can_read_is_logged_at_the_start(
     files.key.chmod(0o644)
     Certificates(files)
     assert f"run `chmod 600 {files.key}`" in caplog.text
+
+
+def test_a_join_token_that_others_can_read_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    for mode, warned in ((0o600, False), (0o640, True), (0o644, True)):
+        caplog.clear()
+        token.chmod(mode)
+        config = CoordinatorConfig(host="localhost", join_token_file=token)
+        assert read_security(config).token == "0123456789abcdef"
+        assert (f"the join token {token} is open to other users" in caplog.text) == warned

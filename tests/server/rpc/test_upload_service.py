@@ -292,3 +292,127 @@ def test_a_build_outlives_a_lost_connection_but_not_another_description(
         assert build.num_built == 2
 
     conduct(tmp_path, script)
+
+
+class EndlessBuild(SlowBuild):
+    """A build that lasts until `done`, or until `check` ends it, for every manifest."""
+
+    def __init__(self) -> None:
+        self.num_built = 0
+        self.began, self.done = threading.Event(), threading.Event()
+
+    def __call__(
+        self, manifest: Manifest, seed: int, check: Callable[[], object] = lambda: None
+    ) -> Vector:
+        self.num_built += 1
+        self.began.set()
+        end_s = time.monotonic() + DEADLINE_S
+        while not self.done.is_set() and time.monotonic() < end_s:
+            check()
+        return initial_vector(manifest, seed)
+
+
+def test_a_late_description_never_replaces_that_of_the_client_that_is_asked(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = EndlessBuild()
+    monkeypatch.setattr("ssfl.server.loop.initial_upload.initial_vector", build)
+
+    async def script(coordinator: Coordinator) -> None:
+        handlers, initial = handlers_of(coordinator), initial_vector(manifest, seed=5)
+        await join(coordinator, C1, manifest)
+        await join(coordinator, C2, manifest)
+        await coordinator.run.post(events.DescriptionOverdue(C1))
+        honest = asyncio.ensure_future(
+            describe(coordinator, C2, manifest, initial, handlers=handlers)
+        )
+        await asyncio.to_thread(build.began.wait)
+        for number in range(3):
+            with pytest.raises(JoinAgain, match="another client is asked"):
+                await describe(coordinator, C1, manifest, vector(number), handlers=handlers)
+        build.done.set()
+        assert await honest == transfer_pb2.OUTCOME_ACCEPTED
+        assert build.num_built == 1
+
+    conduct(tmp_path, script)
+
+
+def test_the_client_that_is_asked_replaces_a_late_description(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = EndlessBuild()
+    monkeypatch.setattr("ssfl.server.loop.initial_upload.initial_vector", build)
+
+    async def script(coordinator: Coordinator) -> None:
+        handlers, initial = handlers_of(coordinator), initial_vector(manifest, seed=5)
+        await join(coordinator, C1, manifest)
+        await join(coordinator, C2, manifest)
+        await coordinator.run.post(events.DescriptionOverdue(C1))
+        late = asyncio.ensure_future(
+            describe(coordinator, C1, manifest, vector(1), handlers=handlers)
+        )
+        await asyncio.to_thread(build.began.wait)
+        honest = asyncio.ensure_future(
+            describe(coordinator, C2, manifest, initial, handlers=handlers)
+        )
+        with pytest.raises(JoinAgain, match="has replaced this one"):
+            await late
+        build.done.set()
+        assert await honest == transfer_pb2.OUTCOME_ACCEPTED
+
+    conduct(tmp_path, script)
+
+
+def test_a_late_client_has_one_build_until_the_next_client_is_passed_over(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = EndlessBuild()
+    build.done.set()
+    monkeypatch.setattr("ssfl.server.loop.initial_upload.initial_vector", build)
+
+    async def script(coordinator: Coordinator) -> None:
+        handlers, initial = handlers_of(coordinator), initial_vector(manifest, seed=5)
+        for client in (C1, C2, ClientId("c3")):
+            await join(coordinator, client, manifest)
+        await coordinator.run.post(events.DescriptionOverdue(C1))
+        with pytest.raises(ManifestMismatch):
+            await describe(coordinator, C1, manifest, vector(1), handlers=handlers)
+        for _ in range(3):
+            with pytest.raises(JoinAgain, match="another client is asked"):
+                await describe(coordinator, C1, manifest, vector(1), handlers=handlers)
+        assert build.num_built == 1
+        await coordinator.run.post(events.DescriptionOverdue(C2))
+        outcome = await describe(coordinator, C1, manifest, initial, handlers=handlers)
+        assert outcome == transfer_pb2.OUTCOME_ACCEPTED
+
+    conduct(tmp_path, script)
+
+
+def test_a_late_description_leaves_the_partial_model_of_the_client_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        await join(coordinator, C1, SENT)
+        await join(coordinator, C2, SENT)
+        await coordinator.run.post(events.DescriptionOverdue(C1))
+        digest = values_digest(vector(1, 2, 3, 4, 5))
+        coordinator.spool.part(0, C2, digest).append(b"12345678")
+        late = vector(9, 9, 9, 9, np.nan)
+        with pytest.raises(BadValues):
+            await describe(coordinator, C1, SENT, late)
+        assert coordinator.spool.part(0, C2, digest).num_bytes == 8
+
+    conduct(tmp_path, script)
+
+
+def test_a_description_is_allowed_time_for_its_size(tmp_path: Path, manifest: Manifest) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        for client, model in ((C1, manifest), (C2, SENT)):
+            await join(coordinator, client, model)
+            with pytest.raises((ManifestMismatch, BadValues)):
+                await describe(coordinator, client, model, vector(1, 2, 3, 4, np.nan))
+            await coordinator.run.post(events.DescriptionOverdue(client))
+        allowed_s = [coordinator.presence.get(client, 0.0).description_s for client in (C1, C2)]
+        assert allowed_s == [manifest.size / 1e6, SENT.size * 4 / 32768]
+
+    conduct(tmp_path, script)

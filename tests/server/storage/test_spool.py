@@ -213,7 +213,7 @@ def test_partly_decoded_values_are_dropped_at_a_restart(spool: Spool) -> None:
 def test_partial_uploads_of_other_clients_are_dropped_if_one_client_is_asked(spool: Spool) -> None:
     gone = spool.part(0, ClientId("gone"), ONE)
     mine = spool.part(0, C1, ONE)
-    spool.drop_clients_but(C1, 0)
+    spool.drop_clients_but({C1}, 0)
     assert names(spool) == [f"0/c1.{ONE.hex()[:16]}.part"]
     mine.append(b"abc")
     with pytest.raises(FileNotFoundError):

@@ -1,12 +1,15 @@
 """`ssfl report` of damaged runs and other folders: errors that name the fault."""
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from ssfl.method.settings import RunSettings
 from ssfl.server.errors import StateError
-from ssfl.server.storage.journal import records_of
+from ssfl.server.run import facts
+from ssfl.server.storage.journal import Journal, records_of
 from tools.report.report_fixtures import document, refused
 
 
@@ -75,6 +78,18 @@ def test_a_file_that_cannot_be_written_is_a_plain_error(
     assert missing in refused(capsys, run, "--out", "no/such/folder/report.html")
     Path("there.html").mkdir()  # a file cannot replace a folder
     assert "cannot write there.html: Is a directory;" in refused(capsys, run, "--out", "there.html")
+
+
+def test_a_run_id_that_is_no_folder_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be part of the path of the report."""
+    opened = facts.RunOpened("../../x\n", asdict(RunSettings()), "0.1", "")
+    journal = Journal(tmp_path / "journal")
+    journal.append([facts.to_json(opened)])
+    journal.close()
+    output = refused(capsys, tmp_path)
+    assert "journal is damaged: its run id is '../../x\\n', not 1 to 64 letters" in output
 
 
 def test_a_torn_journal_is_reported_up_to_its_last_record(

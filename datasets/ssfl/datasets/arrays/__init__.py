@@ -1,1 +1,1 @@
-"""Numpy archives as data sets."""
+"""Numpy archives as data sets. No pickled arrays, and no torch."""

@@ -1,1 +1,1 @@
-"""CSV and Parquet files as data sets."""
+"""CSV and Parquet files as data sets. No images, no downloads and no torch."""

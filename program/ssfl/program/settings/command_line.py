@@ -24,6 +24,7 @@ from ssfl.strategies.registry import criterion_names, rule_for, strategy_names
 CONFIG_FLAG = "--config"
 _WIDEST = 96
 OPTIONS = "strategy_options"
+_ABBREVIATED = {"lr": "learning-rate"}  # known abbreviations that are initials of several names
 _DOTTED = re.compile(r"--(?P<name>[a-z][a-z0-9-]*\.[a-z][a-z0-9_-]*)(=(?P<value>.*))?", re.S)
 # Names of settings that plug-ins may extend, for --help.
 KNOWN_NAMES: Mapping[str, Callable[[], tuple[str, ...]]] = {
@@ -181,14 +182,20 @@ def _strategy_help(text: HelpText, strategy: str) -> str:
 def closest(word: str, words: Iterable[str]) -> str:
     """Return "; did you mean X?" for the closest of `words`, or "" if none is close.
 
-    A name that `word` abbreviates is the closest.
+    A name that `word` abbreviates is the closest. Prefixes such as `--` do not count.
 
-    >>> closest("--lr", ["--lr-decay", "--learning-rate"])
+    >>> closest("--lr", ["--late-round", "--lr-decay", "--learning-rate"])
     '; did you mean --learning-rate?'
+    >>> closest("--lr", ["--rtt", "--only"])
+    ''
     """
-    known = list(words)
-    close = [name for name in known if _initials(name) == _bare(word)]
-    close += difflib.get_close_matches(word, known, n=1)
+    known = {name: _bare(name) for name in words}
+    bare = _bare(word)
+    usual = _ABBREVIATED.get(bare)
+    close = [name for name, text in known.items() if re.sub("[-_ ]+", "-", text) == usual]
+    close += [name for name in known if _initials(name) == bare]
+    similar = difflib.get_close_matches(bare, known.values(), n=1)
+    close += [name for name, text in known.items() if text in similar]
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -56,19 +56,8 @@ class KeyPair:
         return f"the certificate {self.file} {expires} ({format_time(self.ends)}): renew it"
 
     def key_warning(self) -> str:
-        """Return a warning if users other than the owner may read the key; else an empty string.
-
-        A key owned by root may be readable by its group: Kubernetes mounts secrets that way.
-        """
-        found = self.key_file.stat()
-        mode = stat.S_IMODE(found.st_mode)
-        of_root = found.st_uid == 0 and os.geteuid() != 0
-        if not mode & (stat.S_IRWXO if of_root else stat.S_IRWXG | stat.S_IRWXO):
-            return ""
-        return (
-            f"the private key {self.key_file} is open to other users of this machine (mode "
-            f"{mode:04o}): run `chmod {0o640 if of_root else 0o600:o} {self.key_file}`"
-        )
+        """Return a warning if users other than the owner may read the key; else an empty string."""
+        return secret_warning("private key", self.key_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +155,29 @@ def read_token(file: Path) -> str:
             f"characters; {TOKEN_HINT}"
         )
     return token
+
+
+def token_warning(file: Path) -> str:
+    """Return a warning if users other than the owner may read the join token; else ""."""
+    return secret_warning("join token", file)
+
+
+def secret_warning(what: str, file: Path) -> str:
+    """Return a warning if users other than the owner may read a secret; else an empty string.
+
+    A file of root may be readable by its group: Kubernetes mounts secrets that way.
+    """
+    found = file.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    of_root = found.st_uid == 0 and os.geteuid() != 0
+    if not stat.S_ISREG(found.st_mode):  # a pipe, such as /dev/stdin
+        return ""
+    if not mode & (stat.S_IRWXO if of_root else stat.S_IRWXG | stat.S_IRWXO):
+        return ""
+    return (
+        f"the {what} {file} is open to other users of this machine (mode {mode:04o}): run "
+        f"`chmod {0o640 if of_root else 0o600:o} {file}`"
+    )
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:

@@ -25,10 +25,13 @@ from ssfl.server.storage.upload_files import PartialUpload
 from ssfl.server.uploads.decode import check_payload
 from ssfl.server.uploads.step_upload import receipt_of
 from ssfl.server.uploads.verify import ValueCheck, VerifiedUpload, verify_plain
+from ssfl.strategies.contract import ClientId
 from ssfl.v1 import coordinator_pb2 as pb
 from ssfl.v1 import transfer_pb2
 
 Check = Callable[[], None]  # raises JoinAgain if the build is no longer wanted
+MIN_SENT_PER_S = 32 << 10  # bytes of a model's weights; a slower client is passed over (ticker.py)
+MIN_BUILT_PER_S = 1_000_000  # values that a seed determines, of a slow machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,13 @@ class _Build:
 class ModelDescriptions:
     """Checks which client may describe the run's model, and runs one build of it at a time.
 
-    A build ends early if another client is asked, or if its client describes another model. The
-    next build starts when the replaced one has ended, after at most one more block of values. So
-    two models are never in memory at once. A repeated call waits for the same build.
+    A build ends early if another client is asked and describes its model, or if its own client
+    describes another model. The next build starts when the replaced one has ended, after at most
+    one more block of values. So two models are never in memory at once. A repeated call waits for
+    the same build.
+
+    A late description comes from a client that was passed over. It never replaces a build, and a
+    client has at most one late build until the next client is passed over.
     """
 
     def __init__(self, run: RunLoop, spool: Spool, store: Store, limits: Limits) -> None:
@@ -54,6 +61,7 @@ class ModelDescriptions:
         self.store = store
         self.limits = limits
         self._current: _Build | None = None
+        self._late: dict[ClientId, tuple[ClientId, ...]] = {}  # `passed_over` at its late build
 
     def receipt_if_known(self) -> transfer_pb2.Receipt | None:
         """Return a receipt if the run already has its model; None before that."""
@@ -66,12 +74,30 @@ class ModelDescriptions:
         A client that was passed over may still answer.
         """
         state = self.run.state
-        asked, now = initializer(state), state.members[member.client]
+        now = state.members[member.client]
         is_late = member.client in state.passed_over and not is_away(state, member.client)
-        if not is_late and (asked is None or asked.client != member.client):
+        if not is_late and not self.is_asked(member.client):
             raise JoinAgain("another client was asked to describe the model: join again")
         if now.manifest_digest != member.manifest_digest:
             raise JoinAgain(f"{member.client} has since joined with another model: join again")
+
+    def is_asked(self, client: ClientId) -> bool:
+        """Return True if this is the client that is asked to describe the model now."""
+        asked = initializer(self.run.state)
+        return asked is not None and asked.client == client
+
+    def drop_other_parts(self, client: ClientId) -> None:
+        """Delete the partial models of clients that are neither this one nor asked now."""
+        asked = initializer(self.run.state)
+        self.spool.drop_clients_but({client, asked.client} if asked else {client}, 0)
+
+    def _check_late(self, client: ClientId) -> None:
+        """Raise JoinAgain if a client that was passed over must not build its model now."""
+        is_building = self._current is not None and not self._current.reply.done()
+        passed_over = self.run.state.passed_over
+        if is_building or self._late.get(client) == passed_over:
+            raise JoinAgain("another client is asked to describe the model now: join again")
+        self._late[client] = passed_over
 
     async def reply(
         self, member: Member, initial_digest: bytes, build: Callable[[Check], Awaitable[Reply]]
@@ -85,9 +111,14 @@ class ModelDescriptions:
         while (current := self._current) and not current.reply.done():
             if current.key == key:
                 return await asyncio.shield(current.reply)
+            self.check_asked(member)
+            if not self.is_asked(member.client):
+                break
             current.abandoned.set()
             await asyncio.wait({current.reply})
         self.check_asked(member)
+        if not self.is_asked(member.client):
+            self._check_late(member.client)
         abandoned = threading.Event()
 
         def check() -> None:
@@ -136,6 +167,10 @@ class InitialUpload:
         self._descriptions = descriptions
         self._manifest = manifest
         self._header = header
+        # The time that it may take; `num_bytes` of the header are checked later, against the size.
+        sent_s = values_only.encoded_bytes(manifest.size) / MIN_SENT_PER_S
+        built_s = manifest.size / MIN_BUILT_PER_S
+        self.allowed_s = built_s if manifest.rebuildable else sent_s
 
     @classmethod
     def admit(
@@ -158,7 +193,7 @@ class InitialUpload:
         """
         num_bytes = values_only.encoded_bytes(self._manifest.size)
         check_payload(self.payload, {transfer_pb2.ENCODING_DENSE: (num_bytes, num_bytes)})
-        self._descriptions.spool.drop_clients_but(self.client, 0)
+        self._descriptions.drop_other_parts(self.client)
 
     def receipt_if_unwanted(self) -> transfer_pb2.Receipt | None:
         return self._descriptions.receipt_if_known()

@@ -19,6 +19,7 @@ class Presence:
     last_seen_s: float
     open_calls: int = 0
     descriptions: int = 0  # open calls in which it describes the model
+    description_s: float = 0.0  # time that the newest description may take
     steps_done: int = 0
     steps_all: int = 0
     asked_step: int = 0  # the newest step whose task was sent to it

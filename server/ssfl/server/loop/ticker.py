@@ -33,7 +33,7 @@ async def tick(coordinator: Coordinator) -> None:
         if gap_s > MAX_TICK_GAP_S:
             log.warning("this process was suspended", extra={"seconds": round(gap_s, 1)})
             presence.excuse(gap_s, now_s)
-            description.since_s += gap_s
+            description.excuse(gap_s)
             await run.post(events.ProcessSuspended(gap_s))
         if now_s - owner_checked_s >= CHECK_OWNER_EVERY_S:
             owner_checked_s = now_s
@@ -62,16 +62,22 @@ async def report_lost_and_returned(coordinator: Coordinator) -> None:
 
 
 class _DescriptionWait:
-    """Passes over a client that was asked to describe the model and sends nothing of it.
+    """Passes over a client that was asked to describe the model and does not.
 
-    It has `no_progress_s` from the moment it is asked, or from the end of its last attempt.
+    It has `no_progress_s` from the moment it is asked, or from the end of its last attempt. All its
+    attempts together have `no_progress_s` and the time that a description of this size may take.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._run = coordinator.run
         self._presence = coordinator.presence
         self._asked = ""
-        self.since_s = 0.0
+        self._asked_s = self._since_s = 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count `seconds` in which this process was suspended."""
+        self._asked_s += seconds
+        self._since_s += seconds
 
     async def update(self, now_s: float) -> None:
         """Post an event if the time of the client that is asked is over."""
@@ -79,10 +85,16 @@ class _DescriptionWait:
         asked = None if state.manifest_digest or state.finished else initializer(state)
         if asked is None:
             self._asked = ""
-        elif asked.client != self._asked or self._presence.get(asked.client, now_s).descriptions:
-            self._asked, self.since_s = asked.client, now_s
-        elif now_s - self.since_s >= state.settings.no_progress_s:
-            self.since_s = now_s
+            return
+        presence = self._presence.get(asked.client, now_s)
+        if asked.client != self._asked:
+            self._asked, self._asked_s, self._since_s = asked.client, now_s, now_s
+        elif presence.descriptions:
+            self._since_s = now_s
+        limit_s = state.settings.no_progress_s
+        is_slow = now_s - self._asked_s >= limit_s + presence.description_s
+        if is_slow or now_s - self._since_s >= limit_s:
+            self._asked_s = self._since_s = now_s
             await self._run.post(events.DescriptionOverdue(asked.client))
             after = initializer(self._run.state)
             if after and after.client != asked.client:

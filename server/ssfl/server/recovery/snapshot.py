@@ -18,7 +18,6 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
-from ssfl.durable.files import write_atomic
 from ssfl.method.settings import RunSettings
 from ssfl.program.version import ssfl_version
 from ssfl.server.history.run_history import Newest
@@ -64,9 +63,8 @@ def replay(journal: JournalFile, known: SnapshotHeader, stop: int) -> SnapshotHe
 def read_snapshot(directory: StateDirectory, settings: RunSettings) -> SnapshotHeader:
     """Return the snapshot of a journal; an empty one if there is none that fits."""
     nothing = SnapshotHeader(RunState(settings), Newest(), 0, 0)
-    try:
-        data = directory.snapshot.read_bytes()
-    except FileNotFoundError:
+    data = directory.read_snapshot()
+    if data is None:
         return nothing
     try:
         snapshot = _parsed(data, settings)
@@ -93,8 +91,7 @@ def write_snapshot(directory: StateDirectory, settings: RunSettings, stop: int) 
     }
     text = json.dumps(document).encode()
     digest = hashlib.sha256(text).hexdigest().encode()
-    # Private, because it holds the tokens of clients, as the journal does.
-    write_atomic(directory.snapshot, [digest, b"\n", text], private=True)
+    directory.put_snapshot([digest, b"\n", text])
     return snapshot.num_bytes
 
 

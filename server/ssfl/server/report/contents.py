@@ -41,9 +41,9 @@ EVALUATION_COLUMNS = (
 )  # fmt: skip
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, source: Source | None = None) -> Path:
     """Write the report of the run in `folder` to that folder; return the path of the HTML file."""
-    write_files(open_folder(folder), folder / HTML)
+    write_files(source or open_folder(folder), folder / HTML)
     return folder / HTML
 
 

@@ -13,7 +13,7 @@ from ssfl.server.history.run_history import Newest
 from ssfl.server.recovery.recover import settings_of
 from ssfl.server.recovery.snapshot import SnapshotHeader, replay
 from ssfl.server.report.outputs import mask_document, run_document
-from ssfl.server.report.source import ReportError, Source
+from ssfl.server.report.source import ReportError, Source, check_run_id
 from ssfl.server.run import facts
 from ssfl.server.run.state import RunState
 from ssfl.server.storage.journal import JournalFile
@@ -31,6 +31,7 @@ def open_state(folder: Path) -> Source:
         raise ReportError(f"{folder}: {error}") from error
     except OSError as error:
         raise ReportError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    check_run_id(journal.path, replayed.state.run_id)
     ledger, num_bytes = replayed.newest.account
     document = run_document(replayed.state, None, replayed.newest, ledger)
     if model:

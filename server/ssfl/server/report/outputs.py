@@ -21,6 +21,7 @@ from ssfl.server.history.history_file import history_blocks
 from ssfl.server.history.run_history import Newest
 from ssfl.server.loop.coordinator import Coordinator
 from ssfl.server.report.contents import write_report
+from ssfl.server.report.source import open_folder, without_damaged_ledger
 from ssfl.server.run.state import RunState
 from ssfl.strategies.registry import strategy_for
 
@@ -138,13 +139,16 @@ class Accounts:
         covered = self._written
         try:
             with _ACCOUNTS:
-                report = write_report(folder)
+                source, problem = without_damaged_ledger(open_folder(folder))
+                report = write_report(folder, source)
         except Exception as error:  # noqa: BLE001
             self._failed_s = now_s
             again = f"ssfl report {folder}"
             log.warning("the report was not written: %s", error, extra={"to_try_again": again})
         else:
             self._reported, self._failed_s = covered, None
+            if problem:
+                log.warning("the report lacks the bytes by client: %s", problem)
             log.info("report written", extra={"file": str(report)})
 
     @property

@@ -8,7 +8,7 @@ on the number of rounds. A history.json with another layout is read as a whole.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import repeat
 from pathlib import Path
@@ -18,6 +18,8 @@ from ssfl.method.errors import MethodError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
 from ssfl.program.model_io.safetensors_model import MANIFEST, MASK
+from ssfl.program.names import RUN_ID_RULE, is_run_id
+from ssfl.program.printable import printable
 from ssfl.server.accounting.ledger_file import ledger_rows
 from ssfl.server.history.run_history import Entry
 
@@ -56,6 +58,16 @@ class Source:
             raise ReportError(f"cannot read {self.ledger}: {error.strerror}") from error
         except ValueError as error:
             raise ReportError(str(error)) from error
+
+
+def without_damaged_ledger(source: Source) -> tuple[Source, str]:
+    """Return the source and an empty string; if its ledger is damaged, without it, and why."""
+    try:
+        for _ in source.ledger_rows():
+            pass
+    except ReportError as error:
+        return replace(source, ledger=None), str(error)
+    return source, ""
 
 
 def open_folder(folder: Path) -> Source:
@@ -130,6 +142,14 @@ def _check(path: Path, summary: dict[str, Any]) -> None:
         raise ReportError(
             f"{path} has format {summary.get('format')!r}; this version reads {FORMAT}: "
             "use the version that wrote it, or a later one"
+        )
+
+
+def check_run_id(path: Path, run_id: object) -> None:
+    """Raise ReportError for a run id that cannot be the name of a folder."""
+    if not isinstance(run_id, str) or not is_run_id(run_id):
+        raise ReportError(
+            f"{path} is damaged: its run id is '{printable(str(run_id)[:100])}', not {RUN_ID_RULE}"
         )
 
 

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import secrets
 
-from ssfl.durable.files import write_atomic
 from ssfl.server.errors import StateError
 from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.strategies.contract import ClientId
@@ -23,16 +22,12 @@ _LEADING = 1 << 62
 
 def read_session_key(directory: StateDirectory) -> bytes:
     """Return the key of a state directory; create it if the directory has none."""
-    path = directory.session_key
-    try:
-        key = path.read_bytes()
-    except FileNotFoundError:
-        key = secrets.token_bytes(KEY_BYTES)
-        write_atomic(path, key, private=True)
+    key = directory.read_session_key(lambda: secrets.token_bytes(KEY_BYTES))
     if len(key) != KEY_BYTES:
         raise StateError(
-            f"{path} has {len(key)} bytes instead of {KEY_BYTES}: restore it from a backup, or "
-            "delete it; the coordinator then creates another, and all clients join again"
+            f"{directory.session_key} has {len(key)} bytes instead of {KEY_BYTES}: restore it from "
+            "a backup, or delete it; the coordinator then creates another, and all clients join "
+            "again"
         )
     return key
 

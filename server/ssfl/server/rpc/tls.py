@@ -14,7 +14,14 @@ import grpc
 
 from ssfl.program.exits import ProgramError
 from ssfl.program.monitor.web import TlsFiles
-from ssfl.program.tls.pem import SERVER, KeyPair, read_authorities, read_pair, read_token
+from ssfl.program.tls.pem import (
+    SERVER,
+    KeyPair,
+    read_authorities,
+    read_pair,
+    read_token,
+    token_warning,
+)
 from ssfl.server.config import CoordinatorConfig
 
 log = logging.getLogger("ssfl.tls")
@@ -38,6 +45,8 @@ def read_security(config: CoordinatorConfig) -> Security:
     """Read and check the files that the settings name; raise ProgramError(USAGE)."""
     files = config.tls_files
     token = read_token(config.join_token_file) if config.join_token_file else ""
+    if config.join_token_file and (warning := token_warning(config.join_token_file)):
+        log.warning("%s", warning)
     return Security(Certificates(files) if files else None, token)
 
 

@@ -40,6 +40,7 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         presence.descriptions += 1
         try:
             if isinstance(upload, InitialUpload):
+                presence.description_s = upload.allowed_s
                 if upload.follows_from_seed:
                     with self._context.open_call(member), self.uploads.refused_if_full():
                         upload = await upload.commit_model()

@@ -8,7 +8,7 @@ import errno
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,13 @@ def disks(directory: StateDirectory, out_dir: Path) -> dict[str, Path]:
     state, out = existing(directory.root), existing(out_dir)
     same = state.stat().st_dev == out.stat().st_dev
     return {"state": state} if same else {"state": state, "out": out}
+
+
+def full_disk_text(folders: Iterable[Path]) -> str:
+    """Return a sentence that names the folder with the least free space, and this space."""
+    free = {folder: shutil.disk_usage(existing(folder)).free for folder in folders}
+    least = min(free, key=lambda folder: free[folder])
+    return f"the disk of {least} is full ({free[least] / 1e6:.3f} MB free)"
 
 
 class DiskSpaceWaiter:
@@ -97,7 +104,7 @@ class DiskSpaceWaiter:
             except OSError as error:
                 if not is_full(error) or self._closing.is_set():
                     if waits:
-                        self._end_waiting(disk, waits)
+                        self._end_waiting(disk, waits, has_room=False)
                     raise
                 if not waits:
                     waits = error.strerror or str(error)
@@ -118,12 +125,13 @@ class DiskSpaceWaiter:
             extra={"error": why, "folder": str(disk.folder)},
         )
 
-    def _end_waiting(self, disk: "Disk", why: str) -> None:
+    def _end_waiting(self, disk: "Disk", why: str, *, has_room: bool = True) -> None:
         with self._lock:
             self._waiting.remove((disk, why))
             if self._waiting:
                 return
-        log.warning("the disk has room again: nothing waits for it")
+        if has_room:
+            log.warning("the disk has room again: nothing waits for it")
 
 
 @dataclass(frozen=True, slots=True)

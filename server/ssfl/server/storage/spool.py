@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -147,11 +147,17 @@ class Spool:
         for left in (self.root / str(step)).glob("*.plain"):
             left.unlink()
 
-    def drop_clients_but(self, client: ClientId, step: int) -> None:
-        """Delete partial uploads of other clients in a step that asks only this client."""
+    def drop_clients_but(self, clients: Collection[ClientId], step: int) -> None:
+        """Delete the partial uploads of a step, except those of `clients`."""
         for path in (self.root / str(step)).glob("*.part"):
-            if path.stem.rpartition(".")[0] != client:
+            if path.stem.rpartition(".")[0] not in clients:
                 path.unlink(missing_ok=True)
+
+
+def partial_bytes(directory: StateDirectory, client: ClientId) -> int:
+    """Return the bytes of a client's unfinished uploads, also of a running coordinator."""
+    parts = directory.spool.glob(f"*/{client}.*.part")
+    return sum(part.stat().st_size for part in parts)
 
 
 class KeptUploads:

@@ -3,7 +3,11 @@
 import contextlib
 import secrets
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from ssfl.durable.files import Bytes, write_atomic
+from ssfl.server.errors import StateError
 
 # The files of a run; other files in the directory are left alone.
 OURS = (
@@ -23,6 +27,41 @@ class StateDirectory:
         self.spool = root / "spool"  # uploads to the open step
         self.accepted = root / "accepted"  # uploads that counted, with --keep-uploads
         self.session_key = root / "session-key"  # the key that signs session numbers
+
+    def read_snapshot(self) -> bytes | None:
+        """Return the newest snapshot; None if there is none."""
+        try:
+            return self.snapshot.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put_snapshot(self, blocks: Iterable[Bytes]) -> None:
+        """Replace the snapshot. It is private: it holds the tokens of clients, like the journal."""
+        write_atomic(self.snapshot, blocks, private=True)
+
+    def read_session_key(self, make: Callable[[], bytes]) -> bytes:
+        """Return the key that signs session numbers; store the one that `make` returns if none."""
+        try:
+            return self.session_key.read_bytes()
+        except FileNotFoundError:
+            key = make()
+            write_atomic(self.session_key, key, private=True)
+            return key
+
+    def check_files(self) -> None:
+        """Raise StateError if a folder has the name of a file of the run."""
+        remedies = {
+            self.journal: "with the journal from a backup in its place",
+            self.session_key: "the coordinator then creates one, and all clients join again",
+            self.snapshot: "the coordinator then reads the whole journal",
+            self.ledger: "with the file from a backup in its place, if there is one",
+        }
+        for path, then in remedies.items():
+            if path.is_dir():
+                raise StateError(
+                    f"{path} is a folder, and must be a file: move it away, then start again "
+                    f"({then})"
+                )
 
     def move_aside(self) -> Path | None:
         """Move the files of the run to a new folder and return it; None if there are no files.

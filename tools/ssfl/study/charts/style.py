@@ -64,6 +64,7 @@ LOOKS = {
     "synflow": Look("SynFlow", SKY, "<"),
     "grasp": Look("GraSP", GREY, ">"),
 }
+FEW_POINTS = 3  # a curve with at most this many has a marker at each
 _MORE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
 _MARKERS = "osD^vPX*"
 _LINES = ("-", "--", ":", "-.")  # the next kind of line when the colours begin again
@@ -124,10 +125,20 @@ def band(seeds: Sequence[Sequence[float | None]]) -> list[Spread]:
 def draw_band(
     axes: Axes, x: Sequence[float], drawn: Sequence[Spread], colour: str, **more: Any
 ) -> None:
-    """Draw a line with its interval around it."""
-    axes.plot(x, [place.mean for place in drawn], color=colour, **more)
+    """Draw a line with its interval around it; mark the points that a line would not show."""
+    means = [place.mean for place in drawn]
+    markers = {} if "marker" in more else _marked(means)
+    axes.plot(x, means, color=colour, **markers, **more)
     low, high = [place.low for place in drawn], [place.high for place in drawn]
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _marked(means: Sequence[float]) -> dict[str, Any]:
+    """Return markers for every point of a short curve, and for points without a neighbour."""
+    known = [place for place, mean in enumerate(means) if not math.isnan(mean)]
+    alone = [place for place in known if not {place - 1, place + 1} & set(known)]
+    shown = known if len(known) <= FEW_POINTS else alone
+    return {"marker": "o", "markersize": 4, "markevery": shown} if shown else {}
 
 
 def whiskers(spreads: Sequence[Spread]) -> list[list[float]]:

@@ -1,1 +1,1 @@
-"""`ssfl certs`: a certificate authority for tests and small federations."""
+"""`ssfl certs`: a certificate authority for tests and small federations. No connections."""

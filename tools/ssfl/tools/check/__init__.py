@@ -1,1 +1,1 @@
-"""`ssfl check`: whether this site can take part, tried without joining."""
+"""`ssfl check`: whether this site can take part. It never joins."""

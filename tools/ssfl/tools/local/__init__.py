@@ -1,1 +1,4 @@
-"""Federations of processes on this machine: `ssfl demo` and `ssfl rehearse`."""
+"""Federations of processes on this machine: `ssfl demo` and `ssfl rehearse`.
+
+No simulation in one process.
+"""

@@ -22,6 +22,8 @@ from ssfl.method.density import parse_sparsity
 from ssfl.program.exits import ExitCode, ProgramError
 from ssfl.server.recovery.state_dir_check import read_state
 from ssfl.server.run.facts import Fact, RunFinished, StepClosed, StepStarted, UploadAccepted
+from ssfl.server.storage.spool import partial_bytes
+from ssfl.server.storage.state_directory import StateDirectory
 from ssfl.strategies.contract import ClientId, Work
 from ssfl.tools.local.local_run import LocalRunResult, federate
 from ssfl.tools.local.processes import COORDINATOR, LocalFederation
@@ -167,10 +169,10 @@ class CrashSchedule:
 
     def _received_bytes(self, client: ClientId) -> int:
         """Return the bytes of a client's upload at the coordinator, when they stop growing."""
+        directory = StateDirectory(self._federation.state_dir)
         last, settled_s = -1, time.monotonic() + 1.0
         while time.monotonic() < settled_s:
-            parts = self._federation.state_dir.glob(f"spool/*/{client}.*.part")
-            now = sum(part.stat().st_size for part in parts)
+            now = partial_bytes(directory, client)
             if now != last:
                 last, settled_s = now, min(settled_s, time.monotonic() + 0.3)
             time.sleep(POLL_S)

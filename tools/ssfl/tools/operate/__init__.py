@@ -1,1 +1,1 @@
-"""Commands for a running coordinator, through its admin port."""
+"""Commands for a running coordinator, through its admin port. They never read its files."""

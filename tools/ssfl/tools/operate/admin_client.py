@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from threading import Timer
+from threading import Event, Timer
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,6 +18,7 @@ from ssfl.v1 import admin_pb2_grpc
 if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
 
+CONNECT_S = 5.0  # a port that is silent for so long is not an admin port
 TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0  # of the status that explains a failed call
 DIAGNOSIS_S = 2.0  # of each step of the diagnosis: connect, handshake, answer
@@ -49,6 +50,8 @@ class AdminClient:
 
     def _call(self, name: str, fields: dict[str, Any]) -> Any:
         request = getattr(pb, f"{name}Request")(**fields)
+        if self._is_silent():
+            raise self._no_answer(f"nothing came from it within {CONNECT_S:g} s")
         try:
             return getattr(self._stub, name)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
@@ -66,10 +69,26 @@ class AdminClient:
                     failure = ProgramError(text, ExitCode.REFUSED)
             raise failure from error
 
+    def _is_silent(self) -> bool:
+        """Return True if connecting neither succeeds nor fails within CONNECT_S."""
+        settled = Event()
+        outcomes = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
+        def look(state: grpc.ChannelConnectivity) -> None:
+            if state in outcomes:
+                settled.set()
+
+        self._channel.subscribe(look, try_to_connect=True)
+        try:
+            return not settled.wait(CONNECT_S)
+        finally:
+            self._channel.unsubscribe(look)
+
     @contextmanager
     def _notice(self, more_s: float) -> Iterator[None]:
         """Print what the block waits for, and until when, if it takes longer than NOTICE_S."""
-        until = datetime.now() + timedelta(seconds=TIMEOUT_S + more_s + 3 * DIAGNOSIS_S)
+        most_s = CONNECT_S + TIMEOUT_S + more_s + 3 * DIAGNOSIS_S
+        until = datetime.now() + timedelta(seconds=most_s)
         text = f"waiting for {self.address} to answer, until {until:%H:%M:%S} at the latest"
         timer = Timer(NOTICE_S, lambda: print(text, file=sys.stderr, flush=True))
         timer.daemon = True
@@ -96,9 +115,14 @@ class AdminClient:
         finding = diagnose(self.address, self._tls, DIAGNOSIS_S)
         if finding and finding.final:
             return ProgramError(finding.text, ExitCode.REFUSED)
+        is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        late = f"it accepted the connection, but did not answer within {TIMEOUT_S:g} s"
+        return self._no_answer(late if is_late else details_of(error))
+
+    def _no_answer(self, why: str) -> ProgramError:
         return ProgramError(
             f"no coordinator answers on its admin port {self.address} "
-            f"(--admin; it prints the port when it starts): {details_of(error)}",
+            f"(--admin; it prints the port when it starts): {why}",
             ExitCode.UNREACHABLE,
         )
 

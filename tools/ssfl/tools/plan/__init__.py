@@ -1,1 +1,1 @@
-"""`ssfl plan`: the bytes and seconds of a run, predicted before it starts."""
+"""`ssfl plan`: the bytes and seconds of a run, predicted. No data, no training, no network."""

@@ -1,1 +1,4 @@
-"""`ssfl report`, `ssfl compare` and `ssfl audit`: what a run left, shown and recomputed."""
+"""`ssfl report` and `ssfl audit`: what a run left, shown and recomputed.
+
+They never change the state of a run.
+"""

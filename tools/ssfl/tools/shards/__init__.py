@@ -1,1 +1,1 @@
-"""`ssfl shards`: a data set cut into one shard per client."""
+"""`ssfl shards`: a data set cut into one shard per client. No training."""

@@ -1,1 +1,4 @@
-"""`ssfl simulate`, `ssfl compare` and `ssfl paper`: studies of many simulated runs."""
+"""`ssfl simulate`, `ssfl compare` and `ssfl paper`: many simulated runs.
+
+Flags and printing only; the runs are in `ssfl.study`.
+"""
