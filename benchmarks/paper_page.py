@@ -133,7 +133,8 @@ def _agreement(
     if len(rows_of) < 2:
         return []
     lines = []
-    for here, there in (tuple(rows_of), tuple(reversed(rows_of))):
+    first, second = rows_of
+    for here, there in ((first, second), (second, first)):
         only = [
             one["label"]
             for one in predicted
@@ -159,7 +160,7 @@ def holds(claim: str, row: Mapping[str, Any]) -> bool:
     low, high = row["low"], row["high"]
     if low is None or high is None:
         return False
-    return {"above": low > 0, "below": high < 0, "equal": low <= 0 <= high}[claim]
+    return bool({"above": low > 0, "below": high < 0, "equal": low <= 0 <= high}[claim])
 
 
 def _section(
