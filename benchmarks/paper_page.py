@@ -6,7 +6,7 @@ The first argument is a folder of `ssfl paper`, of the small scale or of `--scal
 numbers and figures are copied first. Without it, the page is written from the stored results. An
 experiment without results has no section. Text above the mark stays unchanged.
 
-The first section has both scales side by side. Beside it is what was predicted of CIFAR-10.
+The first section has both scales side by side. It also has what was predicted of CIFAR-10.
 """
 
 import json

@@ -12,6 +12,9 @@ HABITS = {
     r"\btold\b": "log, report, record or return",
     r"\bTell whether\b": "Return True if",
     r"\bso many\b": "name the number",
+    r"\b[Nn]obody\b": "no client, or the passive",
+    r"\banew\b": "again",
+    r"\b[Ww]hoever\b": "name the noun",
     r"\bgoes on\b": "continues or resumes",
     r"(?<!there )(?<!There )\bis no (?!longer\b)[a-z]": "is not a",
 }

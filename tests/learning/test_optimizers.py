@@ -152,7 +152,7 @@ def test_options_have_their_effect_in_torch(name: str, text: str, options: dict[
     assert torch.equal(ours, theirs)
 
 
-def test_the_state_begins_anew_in_every_round(shard: Shard) -> None:
+def test_the_state_begins_fresh_in_every_round(shard: Shard) -> None:
     settings = settings_for("adam", lr_decay=1.0)
     model, manifest = started("adam", shard)
     mask = random_mask(manifest)
@@ -235,13 +235,13 @@ def test_a_kept_state_continues_bit_for_bit(name: str, shard: Shard) -> None:
             epochs=range(epoch, epoch + 1), memory=memory,
         )  # fmt: skip
     assert read_vector(once, manifest).tobytes() == read_vector(twice, manifest).tobytes()
-    anew, _ = started(name, shard)
+    fresh, _ = started(name, shard)
     for epoch in range(2):
         train_locally(
-            anew, manifest, mask, image_task, shard, settings, 0, "a",
+            fresh, manifest, mask, image_task, shard, settings, 0, "a",
             epochs=range(epoch, epoch + 1),
         )  # fmt: skip
-    assert read_vector(once, manifest).tobytes() != read_vector(anew, manifest).tobytes()
+    assert read_vector(once, manifest).tobytes() != read_vector(fresh, manifest).tobytes()
 
 
 def test_only_parameters_with_a_gradient_have_a_state() -> None:

@@ -91,7 +91,7 @@ class _PausingJob(threading.Thread):
         self._go.acquire()
         try:
             self.result = self._context.run(self._job)
-        except BaseException as error:  # noqa: BLE001 -- to whoever waits for the job
+        except BaseException as error:  # noqa: BLE001 -- raised where the job is awaited
             self.error = error
         self._is_done = True
         self._yielded.release()
@@ -162,7 +162,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             else:
                 try:
                     result, error = func(*args), None
-                except BaseException as raised:  # noqa: BLE001 -- to whoever waits for the job
+                except BaseException as raised:  # noqa: BLE001 -- raised where the job is awaited
                     result, error = None, raised
                 self.call_later(after_s, deliver, result, error)
 

@@ -52,7 +52,7 @@ def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -
     plant(monkeypatch)
     seeds = sorted(range(CATCH_WITHIN), key=lambda seed: seed != PLANTED[plant])
     assert any(simulate(plan_of(seed)).violation for seed in seeds), (
-        f"{plant.__doc__} Nobody noticed in {CATCH_WITHIN} seeds."
+        f"{plant.__doc__} No check noticed it in {CATCH_WITHIN} seeds."
     )
 
 

@@ -82,8 +82,8 @@ def train_locally(
     `on_step(done, total)` is called after every step and may raise to stop. Raise DivergedError
     if a loss or a trained weight is not finite. Torch's generator is seeded from (seed, round,
     client), so that dropout is reproducible. `epochs` selects some of the round's epochs.
-    `memory` keeps the optimizer's state if the settings ask for it; without it the state begins
-    anew. `optimizer` replaces that of the settings, and the task's own loop.
+    `memory` keeps the optimizer's state if the settings ask for it; without it the state starts
+    empty. `optimizer` replaces that of the settings, and the task's own loop.
     """
     pruned = pruned_parameters(model, manifest, mask)
     changes = [StepChange(rule, model, manifest, mask) for rule in rules]

@@ -93,7 +93,7 @@ class ModelState:
     # (manifest.size,) resting values of pruned weights, same as `scored`; None: the initial vector.
     resting: ModelVector | None = None
     first: Vector | None = None  # values at the start of training under this mask, if in memory
-    # What a strategy keeps beside the model: moments, control variates, the masks of clients.
+    # What a strategy keeps with the model: moments, control variates, the masks of clients.
     extra: Mapping[str, Vector | Mask] = field(default_factory=dict)
     stage: str = ""  # a word of the strategy for methods with phases
 
@@ -120,7 +120,7 @@ class ModelState:
         return b"" if self.resting is None else self.scored_digest
 
     def extra_vector(self, name: str) -> Vector:
-        """Return a vector that the strategy keeps beside the model."""
+        """Return a vector that the strategy keeps with the model."""
         found = self.extra[name]
         assert not isinstance(found, Mask)
         return found

@@ -141,7 +141,7 @@ def rule_for(name: str) -> type[Rule]:
 
 
 def identity(settings: RunSettings) -> str:
-    """Return what both ends of a run must agree on beside the settings; empty if nothing.
+    """Return what both ends of a run must agree on in addition to the settings; empty if nothing.
 
     It is the contract number of a built-in strategy whose clients do more than train and send
     values. Of a strategy from outside it is the SHA-256 of its source, and the contract numbers of

@@ -95,11 +95,11 @@ def test_the_mean_by_hand(settings: RunSettings) -> None:
     first, second = (mask.bools() for mask in masks if mask is not None)
     assert first.sum() == second.sum() == 3
     assert (first & second).any() and (first & ~second).any() and (~first & ~second).any()
-    both, alone, other, nobody = (4 + 24) / 4, 4, 8, INITIAL[:12]
+    both, alone, other, unheld = (4 + 24) / 4, 4, 8, INITIAL[:12]
     if settings is ZEROS:
-        alone, other, nobody = 1, 6, np.zeros(12, dtype=np.float32)
+        alone, other, unheld = 1, 6, np.zeros(12, dtype=np.float32)
     expected = np.where(
-        first & second, both, np.where(first, alone, np.where(second, other, nobody))
+        first & second, both, np.where(first, alone, np.where(second, other, unheld))
     )
     assert mean.tolist() == [*expected.tolist(), both, both]
 

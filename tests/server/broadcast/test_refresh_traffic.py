@@ -133,7 +133,7 @@ class Run:
 
 
 def renewed(settings: RunSettings = SETTINGS) -> tuple[Run, Client, Client]:
-    """Return a run whose mask was renewed after a round; only the first client scored anew."""
+    """Return a run whose mask was refreshed after a round; only the first client scored again."""
     run, voter, absent = Run(settings), Client(), Client()
     for client in (voter, absent):
         run.give(client, Work.SCORE)

@@ -195,8 +195,8 @@ def test_only_clients_that_trained_in_a_counted_round_have_a_model_that_a_strate
     assert (trained_at_the_end["own_models"], trained_at_the_end["clients"][1]["personal"]) == (
         3, 0.1,
     )  # fmt: skip
-    nobody = history_of(*tests, committed(9)).to_dict(from_rounds=True)["personal"]
-    assert (nobody["own_models"], nobody["personal"]["mean"]) == (0, None)
+    without = history_of(*tests, committed(9)).to_dict(from_rounds=True)["personal"]
+    assert (without["own_models"], without["personal"]["mean"]) == (0, None)
 
 
 def test_an_evaluation_without_reports_has_no_results() -> None:

@@ -76,7 +76,7 @@ def test_one_client_may_join_often_but_not_all_the_time() -> None:
         joins.check(ANN, state)
     with pytest.raises(TooManyJoins, match=rf"ann joins .* again in {JOIN_EVERY_S:.1f} s"):
         joins.check(ANN, state)
-    joins.check(BOB, state)  # nobody else is affected
+    joins.check(BOB, state)  # no other client is affected
     clock.now_s += JOIN_EVERY_S
     joins.check(ANN, state)
     with pytest.raises(TooManyJoins):

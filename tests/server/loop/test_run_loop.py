@@ -348,7 +348,7 @@ def test_a_change_of_tasks_wakes_the_clients_that_wait(tmp_path: Path, manifest:
     async def script(coordinator: Coordinator) -> None:
         changed = coordinator.run.tasks_changed()
         await coordinator.run.post(events.Signal.TICK)
-        assert not changed.is_set(), "nobody's task has changed"
+        assert not changed.is_set(), "no task has changed"
         await begin(coordinator, manifest)
         assert changed.is_set()
         assert not coordinator.run.tasks_changed().is_set()

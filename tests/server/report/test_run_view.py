@@ -170,9 +170,9 @@ def test_a_round_that_waited_for_a_returning_client_is_an_incident() -> None:
     away = {**client_row("a"), "asked_s": 45.0}
     run.add("rounds", round_entry(0, [away, {**client_row("b"), "asked_s": 29.0}]))
     run.add("rounds", round_entry(1, [client_row("a")]))
-    nobody = {"missing": [], "num_missing": 0, "void_attempts": 0}
+    none = {"missing": [], "num_missing": 0, "void_attempts": 0}
     late = {"late": [{"client": "a", "asked_s": 45.0}], "num_late": 1}
-    assert list(run.incidents) == [{"round": 0, **nobody, **late}]
+    assert list(run.incidents) == [{"round": 0, **none, **late}]
 
 
 def test_bytes_are_compared_with_dense_for_the_same_transfers() -> None:

@@ -124,7 +124,7 @@ def test_a_late_update_under_an_old_mask_is_refused_as_stale(
 def test_a_late_update_that_had_counted_is_reported_as_accepted_under_any_mask(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    """A mask for which nobody is asked: the update is the newest of its client's that counted."""
+    """A mask that asks no client: the update is the newest of its client's that counted."""
 
     async def part(steps: Steps) -> None:
         await steps.begun()
@@ -210,6 +210,6 @@ def test_every_client_sends_the_values_of_its_own_mask(tmp_path: Path, manifest:
         await steps.reaches(Work.TRAIN, 1)
         expected = before + sent.astype(np.float32)
         assert np.allclose(steps.base, expected, atol=1e-6)
-        assert steps.base[~sent].tobytes() == before[~sent].tobytes(), "what nobody held stays"
+        assert steps.base[~sent].tobytes() == before[~sent].tobytes(), "what no client held stays"
 
     play(tmp_path, manifest, part, settings)

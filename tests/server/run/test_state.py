@@ -115,7 +115,7 @@ def test_a_step_waits_for_clients_of_its_cohort_that_have_not_reported() -> None
 
 
 def test_attempts_count_voids_until_a_step_commits() -> None:
-    void = facts.StepVoided(2, "nobody")
+    void = facts.StepVoided(2, "no client")
     state = after(TRAIN, void, TRAIN, void)
     assert (state.attempt, state.step, state.rounds_done) == (2, None, 0)
     state = after(TRAIN, committed(2, "b"), state=state)

@@ -140,7 +140,7 @@ def test_slow_uploads_in_every_slot_delay_others_by_about_one_deadline(
         assert word(await granted) == "grant 0"
         assert await read_all(honest) == ["OUTCOME_ACCEPTED"]
         for one in lorises:
-            one.cancel()  # whoever looked when nobody waited any more is still there
+            one.cancel()  # the job that found an empty queue still runs
         ended = await asyncio.gather(*lorises, return_exceptions=True)
         assert any(isinstance(error, SlotYielded) for error in ended)
 

@@ -234,8 +234,8 @@ def test_a_lone_surrogate_does_not_break_the_page(tmp_path: Path) -> None:
         assert document["event"] == r"a model called \ud800 was refused"
         later = json.loads(routes["/api/v1/look"](Request("", {"after": "1"}, HERE)).body)
         assert later["events"] == {"events": [], "last": 1}
-        anew = json.loads(routes["/api/v1/events"](Request("", {"after": "9"}, HERE)).body)
-        assert anew == {"events": [], "last": 1}, "its numbers have begun again"
+        again = json.loads(routes["/api/v1/events"](Request("", {"after": "9"}, HERE)).body)
+        assert again == {"events": [], "last": 1}, "its numbers have begun again"
 
     conduct(tmp_path, script)
 

@@ -192,7 +192,7 @@ def test_a_mask_below_its_counts_is_filled_up() -> None:
 
 
 def test_the_coordinator_prunes_to_the_largest_means_that_somebody_holds() -> None:
-    """Weight 3 is the largest of layer 1, but nobody holds it."""
+    """Weight 3 is the largest of layer 1, but no client holds it."""
     reduced = Reduced(vector(0.1, -0.3, 0.2, 9, 0, 0, -1, -2, 60), votes(5, 2, 7, 0, 5, 7, 7, 2, 7))
     assert bits_of(pruned_back(reduced, [2, 2], LAYERS)) == "01100011"
     assert bits_of(pruned_back(reduced, [2, 3], LAYERS)) == "01101011", "a held zero may stay"

@@ -86,7 +86,7 @@ def test_a_move_sends_bits_and_values() -> None:
 
 
 def test_the_next_mask_has_the_mean_densities_and_the_largest_weights() -> None:
-    """Votes of 6 and 2: three of layer 1 and one of layer 2. Nobody holds the weight of 9."""
+    """Votes of 6 and 2: three of layer 1 and one of layer 2. No client holds the weight of 9."""
     strategy = Strategy(SETTINGS, RuleMask(SETTINGS), rule())
     state = replace(strategy.begin(LAYERS, INITIAL), stage="")
     mean = vector(0.1, -5, 0.2, 9, 1, -2, 0, 0, 50)

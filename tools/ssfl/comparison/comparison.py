@@ -208,6 +208,6 @@ def read_rates(file: Path) -> dict[str, Any]:
 
 
 def stored_rates(methods: Path) -> Path | None:
-    """Return the rates stored beside a methods file, as in methods.rates.json; None if absent."""
+    """Return the rates stored next to a methods file, as in methods.rates.json; None if absent."""
     file = methods.with_suffix(".rates.json")
     return file if file.is_file() else None

@@ -177,7 +177,7 @@ class SimulatedFederation:
         )  # fmt: skip
 
     def resume(self, kept: Checkpoint) -> None:
-        """Continue from a checkpoint of the same run; `scores` and `best` begin anew."""
+        """Continue from a checkpoint of the same run; `scores` and `best` start empty."""
         self.state, self.history, self.model = kept.state, kept.history, kept.model
         self._ledger, self._seconds = Ledger(), kept.seconds
         self._ledger.resume(kept.ledger)

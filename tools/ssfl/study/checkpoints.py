@@ -1,7 +1,7 @@
 """Checkpoints of a study's runs: a run that is killed resumes at a recent round.
 
-The checkpoint of a run is a file beside its result, replaced from time to time. One that is damaged
-or of another run is ignored, and the run begins again.
+The checkpoint of a run is a file next to its result, replaced from time to time. One that is
+damaged or of another run is ignored, and the run begins again.
 """
 
 import resource

@@ -245,8 +245,8 @@ def _settings(groups: Groups, summary: Mapping[str, Any]) -> Table:
         words = [_setting(key, value) for key, value in given.items()]
         rows.append([labels(groups)[name], rate, how, ", ".join(words), native])
     notes = ["*other settings* are those that differ between configurations. *native "
-             "hyper-parameters* are all settings of the strategy itself, also those that nobody "
-             "changed."]  # fmt: skip
+             "hyper-parameters* are all settings of the strategy itself, also unchanged "
+             "ones."]  # fmt: skip
     columns = [
         "configuration",
         "learning rate",

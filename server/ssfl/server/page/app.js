@@ -408,9 +408,9 @@ function markSorted() {
   });
 }
 
-function showEvents(news, anew) {
+function showEvents(news, restarted) {
   const list = at("events");
-  if (anew) list.replaceChildren();
+  if (restarted) list.replaceChildren();
   for (const one of news) list.prepend(newEvent(one));
   while (list.childElementCount > MAX_EVENTS) list.lastChild.remove();
   if (!list.childElementCount) list.append(make("li", "nothing has happened yet"));

@@ -29,7 +29,7 @@ _PAGE = """<!doctype html>
 <body>
 <a class="skip" href="#report">to the report</a>
 <div id="report"><noscript><p>{title}: this report draws itself with the script inside this file;
-allow it, or read report.json beside it.</p></noscript></div>
+allow it, or read report.json next to it.</p></noscript></div>
 <script type="application/json" id="data">{data}</script>
 <script type="module">{script}</script>
 </body>

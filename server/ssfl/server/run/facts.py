@@ -121,7 +121,7 @@ class StepCommitted:
     base_digest: str
     report: Mapping[str, Any] = field(default_factory=dict)  # bytes and times so far, for history
     scored_digest: str = ""  # of the whole model the mask was agreed on; empty: the initial one
-    extra_digest: str = ""  # of what the strategy keeps beside the model; empty: as at the start
+    extra_digest: str = ""  # of what the strategy keeps with the model; empty: as at the start
     stage: str = ""  # of the strategy
 
 

@@ -167,7 +167,7 @@ class RunState:
     last_step: int = 0
     scored_digest: str = ""  # of the whole model that was scored for the mask; empty: initial
     masked_round: int = 0  # rounds_done when the newest mask was agreed
-    extra_digest: str = ""  # of what the strategy keeps beside the model; empty: as at the start
+    extra_digest: str = ""  # of what the strategy keeps with the model; empty: as at the start
     stage: str = ""  # of the strategy
     refresh_asked: bool = False
     paused_at: float | None = None  # unix seconds; None: not paused

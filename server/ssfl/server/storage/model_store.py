@@ -7,7 +7,7 @@ scored-<epoch>.f32      the whole model a mask was agreed on, if not the initial
 values-<step>.f32       kept values after the step
 change-<step>.bin       lossy runs: the change that led to these values, after its SHA-256
 best-<step>.f32         kept values of the best model so far
-extra-<digest>.json     names and digests of what a strategy keeps beside the model
+extra-<digest>.json     names and digests of what a strategy keeps with the model
 item-<digest>.bin       one of these: float32 values, or packed mask bits
 
 The values before the newest are kept until the next step: clients hold them, and downloads are
@@ -100,7 +100,7 @@ class Store:
         self._blobs.put(f"values-{step}.f32", values_only.encode(state.values))
 
     def _save_extra(self, extra: Mapping[str, Vector | Mask]) -> None:
-        """Store what a strategy keeps beside the model; items that are here are not rewritten."""
+        """Store what a strategy keeps with the model; items that are here are not rewritten."""
         if not extra:
             return
         held = set(self._blobs.names("item-"))
@@ -113,7 +113,7 @@ class Store:
         self._blobs.put(_extra(extra_digest(extra)), extra_index(extra))
 
     def load_extra(self, digest: str, manifest: Manifest) -> dict[str, Vector | Mask]:
-        """Return what a strategy keeps beside the model, as the journal names it."""
+        """Return what a strategy keeps with the model, as the journal names it."""
         size, found = manifest.num_masked, dict[str, Vector | Mask]()
         for name, (kind, item) in json.loads(self._read(_extra(digest), digest)).items():
             if kind == "mask":
@@ -179,7 +179,7 @@ class Store:
     def drop_older(self, step: int, epoch: int, extra: str = "") -> None:
         """Delete files that are no longer needed; call it AFTER the journal names a newer step.
 
-        `extra` is the digest of what the strategy keeps beside the model.
+        `extra` is the digest of what the strategy keeps with the model.
         """
         self._drop_below("values", self._step_before(step) or step)
         self._drop_below("change", step)

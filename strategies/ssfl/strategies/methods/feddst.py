@@ -9,7 +9,7 @@
         train the last epochs on m_k;  send m_k and the values on it
     and at the coordinator:
         w <- for each weight the mean by n_k over the clients that hold it
-        m <- each layer's largest |w|, as many as before; weights that nobody holds drop out
+        m <- each layer's largest |w|, as many as before; weights that no client holds drop out
 
 Choices where the paper and the released code leave room or differ:
 - The released code grows after the last step. A grown weight is then still zero, and the

@@ -8,7 +8,7 @@
         target and the accuracy of w on c2 is above `accuracy`:  m_i <- c2
         send the values on m_i, and m_i if it changed
     w <- for each weight, the unweighted mean over the clients whose (new) mask holds it;
-         a weight that nobody holds keeps its value
+         a weight that no client holds keeps its value
 
 The distance is the mean over the layers of the share of bits that differ. Client i's own model is
 w on m_i.

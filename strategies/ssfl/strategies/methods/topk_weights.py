@@ -10,7 +10,7 @@ dense, and the model that is tested and served is the union: up to n times as de
 The paper does not say what a weight becomes that some clients do not send; `averaging` has
 - zeros     it counts as zero at these clients;
 - holders   the mean is over the clients that send it;
-- keep-old  as holders, and a weight that nobody sends keeps its value and its place in the mask.
+- keep-old  as holders, and a weight that no client sends keeps its value and its place in the mask.
             The global model thus stays dense, and only updates are sparse.
 
 The released code selects by the signed value, and so drops all large negative weights. Here |w|
@@ -54,7 +54,7 @@ class TopkOptions:
 
     averaging: str = choice(
         "a weight that some clients do not send; zeros: counts as zero; holders: mean over those "
-        "that send it; keep-old: as holders, and a weight that nobody sends does not change",
+        "that send it; keep-old: as holders, and a weight that no client sends does not change",
         "zeros",
         "holders",
         "keep-old",

@@ -52,7 +52,7 @@ Without a file, all built-in methods are compared at 90 % sparsity: a small CNN,
 [[variant]] tables are the methods (docs/compare.md).
 
 --grid first runs every method with each learning rate of [choose], on other seeds, and chooses by \
-validation samples. Without it the rates stored beside the file are used, or those of --rates.
+validation samples. Without it the rates stored next to the file are used, or those of --rates.
 
 For example: ssfl compare --only "SSFL,FedAvg (dense)" --seeds 1 --rounds 10
 
