@@ -59,7 +59,7 @@ INVARIANTS: dict[str, Holds] = {
     "no two members have the same session.": lambda _, after: (
         len({member.session for member in after.members.values()}) == len(after.members)
     ),
-    "the counts of a step are those that its cohort gives when it is counted again.": _of_step(
+    "the counts of a step equal those that a new count over its cohort gives.": _of_step(
         lambda step, state: step.counts == count_step(state, step)
     ),
     "step numbers only grow; a void step's number is not used again.": lambda before, after: (

@@ -66,7 +66,7 @@ class ClientConfig:
         86400.0, "exit when the coordinator has been unreachable for this long", duration=True
     )
     tls_ca: str = setting(
-        "", "use TLS and trust the CA in this PEM file; the word system: those of this machine",
+        "", "use TLS and trust the CA in this PEM file; `system`: trust the CAs of this machine",
         metavar="PATH",
     )  # fmt: skip
     tls_cert: Path | None = setting(
@@ -104,8 +104,8 @@ class ClientConfig:
             )
         if self.client_id and not CLIENT_ID.fullmatch(self.client_id):
             raise SettingsError(
-                "--client-id must be 1 to 64 letters, digits, '.', '_' or '-', "
-                f"got {self.client_id!r}"
+                "--client-id must be 1 to 64 letters, digits, '.', '_' or '-', with a letter or "
+                f"digit first; got {self.client_id!r}"
             )
 
 
@@ -116,8 +116,8 @@ def client_id_of(config: ClientConfig) -> str:
     name = Path(full_name(config.data, config.data_root)).name.removesuffix(".npz")
     if not CLIENT_ID.fullmatch(name):
         raise ProgramError(
-            f"{name!r} cannot be a client id (letters, digits, '.', '_', '-'): "
-            "choose one with --client-id",
+            f"{name!r} cannot be a client id (letters, digits, '.', '_', '-'; a letter or digit "
+            "first): choose one with --client-id",
             ExitCode.USAGE,
         )
     return name

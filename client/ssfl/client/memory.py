@@ -8,7 +8,7 @@ memory.next.json     index after the pending step, with its number
 
 The index files name items by digest, so an item never changes. What a step puts here takes effect
 when the coordinator's next task reports that the step counted (`settle`). A coordinator of an older
-version does not report it; then the step counted if the receipt accepted the upload.
+version does not report it; there, a step counts if the receipt says that the upload was accepted.
 """
 
 import json
@@ -76,7 +76,7 @@ class ClientMemory:
         index = self._index("memory.json")
         if index.get("run_id") != run_id:
             return {}
-        if index["round"] == round_number:  # an older version may have declared it void
+        if index["round"] == round_number:  # an older coordinator may have voided it
             index = self._index("memory.old.json") or index
         return self._read(index)
 
@@ -105,7 +105,7 @@ class ClientMemory:
         """Promote or discard the items of an earlier step; `step` is that of the new task.
 
         `counted_step` is the client's newest step that counted; None if the coordinator does not
-        report it: an upload that was not accepted has then discarded its items already.
+        report it. The pending step then counted: `discard` was called if it did not.
         """
         pending = self._index("memory.next.json")
         if not pending or pending["step"] == step:

@@ -112,7 +112,7 @@ def run_program(main_body: Callable[[], int | None], prog: str = "") -> int:
 
 
 def _can_print() -> bool:
-    """Return True if stdout can be written to; not every OSError names the file that failed."""
+    """Return True if stdout can be written to, which an OSError without a file leaves open."""
     try:
         print(flush=True)
     except OSError:

@@ -50,7 +50,10 @@ class MemoryReclaimer:
         self._reclaimed_at = 0
 
     def passed(self, num_bytes: int) -> None:
-        """Reclaim memory if _RECLAIM_EVERY bytes have passed since; `num_bytes` is the total."""
+        """Reclaim memory if _RECLAIM_EVERY bytes have passed since the last time.
+
+        `num_bytes` is the total so far.
+        """
         if num_bytes - self._reclaimed_at >= _RECLAIM_EVERY:
             self._reclaimed_at = num_bytes
             gc.collect()
@@ -70,7 +73,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """Return the memory in use, as glibc counts it with mapped buffers; None without glibc.
+    """Return the memory in use by glibc's count, mapped buffers included; None without glibc.
 
     Python's own pools of small objects are not included.
     """

@@ -32,7 +32,7 @@ from ssfl.strategies.contract import (
 )
 from ssfl.strategies.mask_source import AllWeights, MaskSource
 
-# With `downloads` = `values`: the rounding error of the newest values, among the extra vectors.
+# Name of the extra vector with the rounding error of the newest values, if `downloads` is `values`.
 RESIDUAL = "download residual"
 
 
@@ -78,7 +78,7 @@ class Strategy:
 
     @property
     def is_plain_mean(self) -> bool:
-        """True if the next model is the mean of the clients' trained values, whatever it was."""
+        """True if the next model is the mean of the trained values, whatever the model was."""
         return type(self.rule).finish is Rule.finish
 
     @property
@@ -125,7 +125,7 @@ class Strategy:
 
     @property
     def sends_values_alone(self) -> bool:
-        """Whether updates have no part but values in any task, so that they can be clipped."""
+        """True if the updates of every task are values alone, so that they can be clipped."""
         return type(self.rule).parts is Rule.parts
 
     def parts(self, task: str, manifest: Manifest) -> UploadParts:
@@ -148,8 +148,9 @@ class Strategy:
     ) -> ModelState:
         """Code the values of a training step and keep the residual.
 
-        `residual` lies on the mask `before`, the one that is kept on the mask of `after`. The
-        values of a new mask are not coded: clients compute them from the model they scored.
+        The argument `residual` lies on the mask `before`; the residual that is kept lies on the
+        mask of `after`. The values of a new mask are not coded: clients compute them from the model
+        they scored.
         """
         assert after.mask is not None and after.values is not None
         if residual is not None and before is not None and before != after.mask:
@@ -199,7 +200,7 @@ class Strategy:
         return self.rule.deployed(state)
 
     def num_kept(self, manifest: Manifest, rounds_done: int = 0) -> int:
-        """Return how many weights a mask agreed after `rounds_done` rounds keeps."""
+        """Return how many weights are kept by a mask that is chosen after `rounds_done` rounds."""
         return self.source.num_kept(manifest, rounds_done)
 
     def num_decisive(self, manifest: Manifest, rounds_done: int = 0) -> int:

@@ -352,7 +352,7 @@ def test_train_and_test_labels_of_different_types_are_refused(tmp_path: Path) ->
     message = error_of(
         tmp_path, x_train=X, y_train=Y, x_test=TEST_X, y_test=np.array(["a", "b", "c"])
     )
-    assert message == "the labels have different types: y_train int64, y_test <U1"
+    assert message.startswith("the labels differ in type or shape: y_train int64 (")
 
 
 def test_python_objects_are_refused(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _with_session(session: int) -> Callable[[RunState], RunState]:
 
 BREAKS: dict[str, Callable[[RunState], RunState]] = {
     "no two members have the same session.": _with_session(2),
-    "the counts of a step are": _step(counts=StepCounts(2, 2, 1)),
+    "the counts of a step equal": _step(counts=StepCounts(2, 2, 1)),
     "step numbers only grow": lambda state: replace(state, last_step=state.last_step - 1),
     "every client of a cohort is a member.": lambda state: replace(
         state,

@@ -6,9 +6,9 @@ that mean is compared with the mask of an oracle that has seen every training sa
 the share of the oracle's kept weights that the mask misses. There are two oracles, which do not
 agree:
 
-mean of minibatch scores    the mean of |g·w| over minibatches of single clients, in random
-                            order, that together hold every sample once; the mean over a run's
-                            minibatches, which are balanced by class, tends nearly to it
+mean of minibatch scores    each client's samples are shuffled and cut into minibatches, so that
+                            every sample is used once; the mean of their |g·w|. A run's
+                            minibatches are balanced by class, so their mean comes close to this
 score of the full gradient  |g·w| of the loss over all samples at once; gradients of different
                             samples cancel before the magnitude is taken, so a mean of magnitudes
                             does not tend to it

@@ -22,7 +22,7 @@ _KINDS = {"b": "truth", "i": "whole", "u": "whole", "f": "float", "U": "text"}
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of each array, and the one list of classes that numbers all of them."""
+    """The targets of each array, and the list of classes, which is the same for all arrays."""
 
     values: tuple[Array, ...]  # int64, or float32 if there are no classes
     class_names: tuple[str, ...] = ()
@@ -36,8 +36,8 @@ def read_targets(arrays: Sequence[tuple[str, Array]], wanted: str) -> Targets:
         return _rows(columns, wanted)
     kinds = {_kind(name, column) for name, column in columns}
     if len(kinds) > 1 or any(column.ndim != 1 for _, column in columns):
-        shown = ", ".join(f"{name} {array.dtype}" for name, array in arrays)
-        raise SourceError(f"the labels have different types: {shown}")
+        shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays)
+        raise SourceError(f"the labels differ in type or shape: {shown}")
     kind = kinds.pop()
     if kind == "whole":
         columns = _signed(columns)
@@ -89,8 +89,10 @@ def _rows(columns: Columns, wanted: str) -> Targets:
     first_name, first = columns[0]
     wrong = ""
     for name, rows in columns:
-        if rows.ndim != 2 or rows.shape[1] != first.shape[1] or rows.dtype.kind not in "biuf":
-            raise SourceError(f"{name} has shape {rows.shape}, {first_name} {first.shape}")
+        if rows.dtype.kind not in "biuf":
+            raise SourceError(f"{name} holds {rows.dtype}: several labels a sample must be numbers")
+        if rows.ndim != 2 or rows.shape[1] != first.shape[1]:
+            raise SourceError(f"{name} has shape {rows.shape}, but {first_name} has {first.shape}")
         is_good = ((rows == 0) | (rows == 1)).all(axis=1) & ((rows == 1).sum(axis=1) == 1)
         if not is_good.all():
             wrong = wrong or (

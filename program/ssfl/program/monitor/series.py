@@ -1,8 +1,8 @@
 """The Prometheus series of the coordinator and of the client.
 
-Units are base units; counters end in `_total`. Labels are bounded: a phase, a direction, an
-encoding, a reason, a state, the digest of the mask, or `client` for at most CLIENTS_SHOWN clients.
-Run ids and round numbers are never labels.
+Units are base units; counters end in `_total`. Labels are bounded. Most have a few values,
+such as a phase, a direction or an outcome; the others are the digest of the mask, and `client` for
+at most CLIENTS_SHOWN clients. Run ids and round numbers are never labels.
 
 A counter restarts at 0 with its process, unless its text says otherwise; `rate` and `increase`
 handle that. They miss the first increase of a new series, so every counter starts at 0 for every
@@ -21,7 +21,7 @@ SECONDS = (
 # Durations of an fsync: from 0.1 ms on a good disk to 10 s on a failing one.
 SYNC_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0)
 # With more than CLIENTS_SHOWN clients, two groups of up to SLOWEST_SHOWN clients have series: those
-# that the step waits for, completed with the slowest; and those that have been silent longest.
+# that the step waits for, filled up with those that reported last; and those silent for longest.
 CLIENTS_SHOWN, SLOWEST_SHOWN = 200, 20
 
 

@@ -7,7 +7,7 @@ has it. A setting without a group is always shown.
 
 from dataclasses import dataclass
 
-MAX_SHOWN = 15  # plain --help shows all settings of a program that has no more
+MAX_SHOWN = 15  # plain --help shows every setting of a program with at most this many
 ALL = "all"
 
 

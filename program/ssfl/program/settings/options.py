@@ -40,12 +40,12 @@ def _use_file(use: typing.Callable[[str], str], text: str) -> str:
     if text and not text.endswith(".py"):
         raise SettingsError(
             f"{text!r} is not a .py file. The run already has its strategy and criterion: "
-            "leave this out, or give the file of one that is neither built in nor installed"
+            "leave this out, unless the run's own is neither built in nor installed: give its file"
         )
     return use(text)
 
 
-# Settings whose value is a name or a file, and the function that returns the name.
+# For each value of the metadata `names`: the function that turns a name or a file into the name.
 NAMED: typing.Mapping[str, typing.Callable[[str], str]] = {
     "strategies": use_strategy,
     "criteria": use_criterion,

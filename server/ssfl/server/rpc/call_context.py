@@ -66,7 +66,7 @@ class CallContext:
         return await asyncio.to_thread(self.broadcasts.broadcast_for, client, work, model)
 
     def client_or_blank(self, caller: pb.Caller) -> str:
-        """Return the client whose message is counted: a member with its own session, else blank."""
+        """Return the client to count a message for: a member with a genuine session, else blank."""
         state = self.run.state
         member = state.members.get(ClientId(caller.client_id))
         if member is None:

@@ -1,4 +1,4 @@
-"""The state of a run: an immutable value, which follows from its facts. No I/O, no clock.
+"""The state of a run: an immutable value. All but its last fields follow from the run's facts.
 
 Sentences that begin with INVARIANT hold in every state that `apply` and the machine can reach.
 tests/server/invariants.py quotes each of them; the tests check it after every event of hundreds of
@@ -35,7 +35,7 @@ class Member:
 
     client: ClientId
     session: int  # INVARIANT: no two members have the same session.
-    token: str  # the token that owns the name; empty: set by the next client of this name
+    token: str  # the token that owns the name; empty: the next token that joins owns it
     num_samples: int
     manifest_digest: str
     fingerprint: str
@@ -50,7 +50,7 @@ class Member:
 class StepCounts:
     """Counts over the cohort of a step, updated by `apply` so that no event walks the cohort.
 
-    INVARIANT: the counts of a step are those that its cohort gives when it is counted again.
+    INVARIANT: the counts of a step equal those that a new count over its cohort gives.
     """
 
     pending: int = 0  # clients, other than removed ones, without an accepted upload
@@ -250,14 +250,14 @@ def check_samples(client: ClientId, num_samples: int, settings: RunSettings) -> 
     limit = settings.max_samples
     if limit and num_samples > limit and settings.samples_over_max == "refuse":
         raise TooManySamples(
-            f"{client} claims {num_samples} training samples, this run takes at most {limit} "
+            f"{client} claims {num_samples} training samples, but this run takes at most {limit} "
             "(--max-samples of the coordinator; with `--samples-over-max clip` the "
             f"client would be weighted as if it had {limit})"
         )
 
 
 def initializer(state: RunState) -> Member | None:
-    """Return the client that must describe the model: the first able one that is not lost.
+    """Return the client that must describe the model: the first of those that can and are present.
 
     A client that was passed over is asked again only after all others.
     """

@@ -27,7 +27,7 @@ COORDINATOR = "coordinator"
 def client_ids(shards: Sequence[str]) -> dict[str, str]:
     """Return a client id for every shard: its name, or client_NN if the name cannot be an id.
 
-    An id names files in a folder that also holds those of the coordinator, so none has its name.
+    Ids name files in a folder that also holds the coordinator's, so no id may be `coordinator`.
     """
     ids: dict[str, str] = {}
     for number, name in enumerate(shards):
