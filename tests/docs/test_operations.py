@@ -47,7 +47,7 @@ DOCUMENTED = {
     "base_evaluation": "how the base and the trained model do",
     "personal_evaluation": "how the base and the trained model do",
     "training_loss": "training loss",
-    "coding_error": "what a lossy code lost",
+    "coding_error": "the relative error of a lossy code",
     "correct": "(number correct, number of samples, sum of losses, sums of other metrics)",
     "total": "(number correct, number of samples, sum of losses, sums of other metrics)",
     "loss_sum": "(number correct, number of samples, sum of losses, sums of other metrics)",
