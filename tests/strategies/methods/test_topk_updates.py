@@ -247,7 +247,7 @@ def test_a_round_changes_at_most_what_all_clients_send() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_update_norm": 1.0}, "--max-update-norm clips updates of all weights"),
+        ({"max_update_norm": 1.0}, "--max-update-norm bounds the change"),
         ({"criterion": "random"}, "topk-updates keeps everything: leave out --criterion"),
         ({"strategy_options": "topk-updates.share=0"}, "--topk-updates.share must be above 0"),
         ({"strategy_options": "topk-updates.share=1.5"}, "--topk-updates.share must be at most 1"),

@@ -25,7 +25,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from ssfl.method.errors import SettingsError
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask, top_k
 from ssfl.method.model_state import ModelState, Vector
@@ -98,13 +97,6 @@ class TopkUpdates(Rule):
 
     Options = TopkUpdatesOptions
     dense = True
-
-    def check(self) -> None:
-        if self.settings.max_update_norm:
-            raise SettingsError(
-                "--max-update-norm clips updates of all weights: --strategy topk-updates sends "
-                "some of them, so leave it out"
-            )
 
     def num_sent(self, manifest: Manifest) -> int:
         """Return k."""
