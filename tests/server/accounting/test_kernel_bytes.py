@@ -107,14 +107,14 @@ def test_each_client_is_booked_the_bytes_since_the_last_sample() -> None:
             two.down(7)
             await connections.count()
             assert booked(ledger) == {}, "no call was made yet"
-            connections.belongs(one.peer, ANN)
-            connections.belongs(two.peer, BOB)
+            connections.assign(one.peer, ANN)
+            connections.assign(two.peer, BOB)
             await connections.count()
             assert booked(ledger) == {("ann", "up"): 100, ("bob", "down"): 7}
             one.up(5)
             await connections.count()
             assert booked(ledger) == {("ann", "up"): 5}
-            connections.belongs(one.peer, BOB)  # a proxy: the last caller
+            connections.assign(one.peer, BOB)  # a proxy: the last caller
             one.up(6)
             await connections.count()
             assert booked(ledger) == {("bob", "up"): 6}
@@ -130,7 +130,7 @@ def test_a_reused_port_is_a_new_connection() -> None:
         with listening() as server:
             connections.port = port_of(server)
             wire = Wire(server)
-            connections.belongs(wire.peer, ANN)
+            connections.assign(wire.peer, ANN)
             wire.up(100)
             await connections.count()
             port = wire.far.getsockname()[1]
@@ -163,7 +163,7 @@ def test_concurrent_callers_share_a_sample(monkeypatch: pytest.MonkeyPatch) -> N
         connections = Connections(ledger)
         with listening() as server, closing(Wire(server)) as wire:
             connections.port = port_of(server)
-            connections.belongs(wire.peer, ANN)
+            connections.assign(wire.peer, ANN)
             first = asyncio.ensure_future(connections.count())
             while not looks:
                 await asyncio.sleep(0)
@@ -183,7 +183,7 @@ def test_a_system_without_counters_is_logged_once(
         ledger = Ledger()
         connections = Connections(ledger, open_files=tmp_path / "none")
         connections.port = 1
-        connections.belongs("ipv4:127.0.0.1:5", ANN)
+        connections.assign("ipv4:127.0.0.1:5", ANN)
         await connections.count()
         await connections.count()
         assert ledger.rows() == []

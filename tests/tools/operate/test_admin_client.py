@@ -19,9 +19,9 @@ def test_a_port_that_never_answers_is_named_while_waiting(
     monkeypatch.setattr(admin_client, "NOTICE_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ProgramError, match=r"nothing came from it within 0\.5 s") as caught:
+        with pytest.raises(ProgramError, match=f"no coordinator answers .* {address}") as caught:
             command([f"--admin={address}"])
-    assert f"no coordinator answers on its admin port {address}" in str(caught.value)
+    assert "did not answer within" not in str(caught.value), "connecting has a deadline of its own"
     assert caught.value.exit_code is ExitCode.UNREACHABLE
     notice = rf"waiting for {address} to answer, until \d\d:\d\d:\d\d at the latest\n"
     assert re.fullmatch(notice, capsys.readouterr().err)

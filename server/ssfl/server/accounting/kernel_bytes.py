@@ -55,7 +55,7 @@ class Connections:
         self._one_at_a_time = asyncio.Lock()
         self._next: asyncio.Future[None] | None = None  # a sample that has not begun yet
 
-    def belongs(self, peer: str, client: ClientId) -> None:
+    def assign(self, peer: str, client: ClientId) -> None:
         """Record the client of a connection; `peer` is that of the call's context."""
         known = self._callers.get(peer)
         if (known is None or known[0] != client) and (place := place_of(peer)):

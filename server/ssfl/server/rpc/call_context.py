@@ -49,11 +49,19 @@ class CallContext:
     ) -> Member:
         """Return the calling member; record the sign of life and the connection."""
         member = self.check(caller, may_have_left=may_have_left)
-        self.coordinator.connections.belongs(peer, member.client)
-        self.presence.heard(member.client, self.clock())
+        self.heard(peer, member.client)
         if member.client in self.run.state.lost:
             await self.run.post(events.Returned(member.client))
         return member
+
+    def heard(self, peer: str, client: ClientId) -> None:
+        """Record a sign of life, and the connection that it came over."""
+        self.coordinator.connections.assign(peer, client)
+        self.presence.heard(client, self.clock())
+
+    async def count_connections(self) -> None:
+        """Count the bytes of all connections up to now."""
+        await self.coordinator.connections.count()
 
     def open_call(self, member: Member) -> AbstractContextManager[Presence]:
         """Keep a client alive during a call; raise TooManyCalls beyond the limit."""
@@ -74,7 +82,7 @@ class CallContext:
         signed = self.numbers.is_signed(caller.session, state.run_id, member.client, member.session)
         return member.client if signed else ""
 
-    def count_down(self, response: Any, client: ClientId | str) -> Any:
+    def count_sent(self, response: Any, client: ClientId | str) -> Any:
         """Count a small message that is sent to a client."""
         self.ledger.count("control", Direction.DOWN, response.ByteSize(), client=client)
         return response
@@ -82,4 +90,4 @@ class CallContext:
     def count_unary(self, request: Any, response: Any, client: ClientId) -> None:
         """Count a unary call that carries no tensor."""
         self.ledger.count("control", Direction.UP, request.ByteSize(), client=client)
-        self.count_down(response, client)
+        self.count_sent(response, client)

@@ -90,8 +90,7 @@ class CoordinatorService(UploadService):
         session = self._session(client, event.token)
         self._samples.joined(client, before, run.state)
         failpoint("ack.join")
-        self._context.presence.heard(client, self._clock())
-        self._context.coordinator.connections.belongs(context.peer(), client)
+        self._context.heard(context.peer(), client)
         state, manifest = run.state, run.manifest
         if request.manifest_digest:
             reader = reader_of(state.members[client], context.peer(), self._reference_coding)
@@ -122,7 +121,7 @@ class CoordinatorService(UploadService):
             while (ready := await self._task(member, request, context.peer())) is None:
                 while True:  # heartbeats: the task is looked for again only after a change
                     waiting = pb.NextTaskResponse(waiting=pb.Waiting(reason=run.waiting_for()))
-                    yield self._context.count_down(waiting, member.client)
+                    yield self._context.count_sent(waiting, member.client)
                     with contextlib.suppress(TimeoutError):
                         # wait_for would start a task
                         async with asyncio.timeout(until_beat(heartbeat_s, self._clock())):
@@ -187,7 +186,7 @@ class CoordinatorService(UploadService):
             log.warning("client leaves: %s", why, extra={"client": member.client})
         if finished and not self._run.state.finished:
             raise InvalidRequest("the run is not finished")
-        await self._context.coordinator.connections.count()  # before its connection ends
+        await self._context.count_connections()  # before its connection ends
         left = events.Left(member.client, finished, member.session)
         if await self._run.post(left) is Reply.CONFLICT:
             raise request_checks.session_ended(member)

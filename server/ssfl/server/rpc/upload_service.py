@@ -95,8 +95,8 @@ class UploadService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[Any]:
         """Yield and count the responses to an upload; only the receipt if it already has one."""
         if isinstance(upload, transfer_pb2.Receipt):
-            yield self._context.count_down(respond(receipt=upload), member.client)
+            yield self._context.count_sent(respond(receipt=upload), member.client)
             return
         with self._context.open_call(member):
             async for response in self.uploads.receive(upload, requests, respond):
-                yield self._context.count_down(response, member.client)
+                yield self._context.count_sent(response, member.client)

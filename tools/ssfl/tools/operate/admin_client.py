@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from threading import Event, Timer
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,7 +18,7 @@ from ssfl.v1 import admin_pb2_grpc
 if TYPE_CHECKING:
     from ssfl.program.tls.pem import ClientTls
 
-CONNECT_S = 5.0  # a port that is silent for so long is not an admin port
+CONNECT_S = 5.0  # for one attempt to connect; a port that is silent longer is not an admin port
 TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0  # of the status that explains a failed call
 DIAGNOSIS_S = 2.0  # of each step of the diagnosis: connect, handshake, answer
@@ -32,7 +32,11 @@ class AdminClient:
         self.address = address
         self._tls = tls
         # Without a limit on messages, since a history may be long.
-        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        options = [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_S)),
+        ]
         self._channel = channel_to(address, tls, options)
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
@@ -50,8 +54,6 @@ class AdminClient:
 
     def _call(self, name: str, fields: dict[str, Any]) -> Any:
         request = getattr(pb, f"{name}Request")(**fields)
-        if self._is_silent():
-            raise self._no_answer(f"nothing came from it within {CONNECT_S:g} s")
         try:
             return getattr(self._stub, name)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
@@ -68,21 +70,6 @@ class AdminClient:
                     text = f"the coordinator refused: {details_of(error)}"
                     failure = ProgramError(text, ExitCode.REFUSED)
             raise failure from error
-
-    def _is_silent(self) -> bool:
-        """Return True if connecting neither succeeds nor fails within CONNECT_S."""
-        settled = Event()
-        outcomes = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-
-        def look(state: grpc.ChannelConnectivity) -> None:
-            if state in outcomes:
-                settled.set()
-
-        self._channel.subscribe(look, try_to_connect=True)
-        try:
-            return not settled.wait(CONNECT_S)
-        finally:
-            self._channel.unsubscribe(look)
 
     @contextmanager
     def _notice(self, more_s: float) -> Iterator[None]:
@@ -117,9 +104,7 @@ class AdminClient:
             return ProgramError(finding.text, ExitCode.REFUSED)
         is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         late = f"it accepted the connection, but did not answer within {TIMEOUT_S:g} s"
-        return self._no_answer(late if is_late else details_of(error))
-
-    def _no_answer(self, why: str) -> ProgramError:
+        why = late if is_late else details_of(error)
         return ProgramError(
             f"no coordinator answers on its admin port {self.address} "
             f"(--admin; it prints the port when it starts): {why}",
