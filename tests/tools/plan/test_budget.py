@@ -26,7 +26,8 @@ def run(name: str, accuracies: list[float], sent: list[list[int]], **more: Any) 
     return {
         "name": name, "seed": 0, "error": "", "rounds": len(sent), "pooled": accuracies[-1],
         "curve": curve, "transfers": sent, "cpu_seconds": 10.0 * len(sent),
-        "client_updates": 10 * len(sent), "num_masked": 1_000_000, **more,
+        "client_updates": 10 * len(sent), "num_masked": 1_000_000,
+        "before_seconds": 40.0, "spec": {"data": {"clients": 100}}, **more,
     }  # fmt: skip
 
 
@@ -52,7 +53,8 @@ def test_a_round_takes_its_transfers_and_the_training() -> None:
     assert second - first == pytest.approx(down + 1 + up) == pytest.approx(third - second)
     scored = sparse.seconds(LINK)[0]
     small = [LINK.up_s(n + FRAMING_BYTES) for n in (50_000, 0, 100_000)]
-    assert scored == pytest.approx(1 + sum(small))
+    assert scored == pytest.approx(0.4 + 1 + sum(small)), "40 s of scoring, by 100 clients at once"
+    assert sparse.seconds(None) == pytest.approx([1.4, 2.4, 3.4])
     assert sparse.seconds(LINK, size=10)[1] > 5 * (sparse.seconds(LINK)[1] - 2)
 
 

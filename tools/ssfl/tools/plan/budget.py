@@ -3,8 +3,8 @@
 The first method of a comparison is the yardstick. Curves are means over seeds. The seconds of a
 round are those of a mean client: the download, the training and the upload, each client on its own
 link (`plan/link.py`). Training takes the same time with every method: the CPU time of a
-client-update of the yardstick, on one core. The scores of a mask are an upload before its first
-round. Tests and the final delivery are not counted.
+client-update of the yardstick, on one core. The scores of a mask are computed and uploaded before
+its first round, all clients at once. Coding values, tests and the final delivery are not counted.
 """
 
 import math
@@ -47,6 +47,7 @@ class Course:
     transfers: Sequence[Sequence[float]]  # of each round: bytes up, down and of scores
     final: float
     train_s: float  # of a client in a round
+    score_s: float  # of a client, for a mask
 
     def reaches(self, accuracy: float) -> int | None:
         """Return the index of the first test with at least this accuracy; None: there is none."""
@@ -60,10 +61,12 @@ class Course:
         return [after[number] for number in self.rounds]
 
     def _round_s(self, link: Link | None, sent: Sequence[float]) -> float:
+        scoring_s = self.score_s if sent[2] else 0.0
         if link is None:
-            return self.train_s
+            return scoring_s + self.train_s
         up, down, scores = (math.ceil(count) + FRAMING_BYTES for count in sent)
-        scoring_s = link.rtt_s + link.up_s(scores) if sent[2] else 0.0
+        if sent[2]:
+            scoring_s += link.rtt_s + link.up_s(scores)
         return scoring_s + link.down_s(down) + self.train_s + link.up_s(up) + link.rtt_s / 2
 
 
@@ -85,12 +88,20 @@ def courses_of(summary: Mapping[str, Any]) -> dict[str, Course]:
              for rounds in zip(*(run["transfers"] for run in runs), strict=True)],
             _mean([final(run, MEASURE) for run in runs]),
             _train_s(next(iter(runs_by_name(summary).values()))),
+            _mean([_score_s(run) for run in runs]),
         )  # fmt: skip
     return found
 
 
 def _train_s(runs: Sequence[Mapping[str, Any]]) -> float:
     return _mean([run["cpu_seconds"] / run["client_updates"] for run in runs])
+
+
+def _score_s(run: Mapping[str, Any]) -> float:
+    """Return the seconds before the first round, in which every client scores, of one client."""
+    seconds: float = run.get("before_seconds") or 0.0
+    clients: int = run["spec"]["data"]["clients"]
+    return seconds / clients
 
 
 def _mean(values: Sequence[float]) -> float:
