@@ -275,7 +275,7 @@ def report_against(here: Path, settings: RunSettings, **config: Any) -> CheckRep
 def test_more_samples_than_the_runs_limit_are_refused(here: Path) -> None:
     run = RunSettings(clients=2, model="mlp", max_samples=30)
     message = fails(by_name(report_against(here, run)), "samples")
-    assert "ann claims 40 training samples, this run takes at most 30" in message
+    assert "ann claims 40 training samples, but this run takes at most 30" in message
     assert "→ the coordinator's operator: raise --max-samples" in message
 
 
