@@ -138,7 +138,9 @@ def test_a_file_that_is_not_there_is_named() -> None:
 def test_a_site_gives_files_not_names(tmp_path: Path) -> None:
     (option,) = (each for each in options_of(ClientConfig) if each.name == "strategy")
     assert option.parse(written(tmp_path, "twice.py", RULE), "--strategy") == "twice"
-    with pytest.raises(ProgramError, match=r"'ditto' is not a \.py file\. The run already has its strategy"):
+    with pytest.raises(
+        ProgramError, match=r"'ditto' is not a \.py file\. The run already has its strategy"
+    ):
         option.parse("ditto", "--strategy")
 
 
