@@ -51,7 +51,7 @@ parts:
 # Two workers: system tests wait half of their time. tests/conftest.py assigns the files.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-check: lint ## format, lint, types and the tests without processes: after each change, 2 minutes
+check: lint ## format, lint, types and the tests without processes: after each change, 4 minutes
 	@SAMPLE=1 $(PYTEST) -m 'not system'
 
 test: lint parts ## format, lint, types and all tests
