@@ -1,6 +1,8 @@
 """Text from a peer or a task is escaped in logs and on terminals, one line per record."""
 
+from collections.abc import Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -84,17 +86,24 @@ class _HostileCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)
 
 
-def test_text_from_a_coordinator_is_escaped_at_the_client(sites: Programs) -> None:
+@contextmanager
+def _serving(coordinator: _HostileCoordinator) -> Iterator[str]:
+    """Serve a coordinator; yield its address."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_HostileCoordinator(), server)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(coordinator, server)
     port = server.add_insecure_port("localhost:0")
     server.start()
     try:
-        client = sites.client("shard_00", f"localhost:{port}")
-        assert client.ends() == ExitCode.REFUSED
-        check = sites.run("ssfl", "check", f"--coordinator=localhost:{port}")
+        yield f"localhost:{port}"
     finally:
         server.stop(None).wait()
+
+
+def test_text_from_a_coordinator_is_escaped_at_the_client(sites: Programs) -> None:
+    with _serving(_HostileCoordinator()) as address:
+        client = sites.client("shard_00", address)
+        assert client.ends() == ExitCode.REFUSED
+        check = sites.run("ssfl", "check", f"--coordinator={address}")
     assert is_clean(client) and is_clean(check)
     assert r"the coordinator refused: x\r\n00:00:00 run finished" in client.err.splitlines()[-1]
 
@@ -107,15 +116,9 @@ class _PathCoordinator(_HostileCoordinator):
 
 
 def test_a_run_id_that_is_a_path_ends_the_client(sites: Programs) -> None:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(_PathCoordinator(), server)
-    port = server.add_insecure_port("localhost:0")
-    server.start()
-    try:
-        client = sites.client("shard_00", f"localhost:{port}")
+    with _serving(_PathCoordinator()) as address:
+        client = sites.client("shard_00", address)
         assert client.ends() == ExitCode.REFUSED
-    finally:
-        server.stop(None).wait()
     assert is_clean(client)
     assert r"sent the run id '../x\r\n00:00:00 run finished" in client.err.splitlines()[-1]
 

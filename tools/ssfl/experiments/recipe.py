@@ -40,7 +40,7 @@ SETTINGS: Mapping[str, Setting] = {
 DENSE: Mapping[str, Setting] = {"strategy": "fedavg"}
 OWN_MASKS: Mapping[str, Setting] = {"criterion": "client-random", "personalize_epochs": 0}
 CRITERIA = ("shuffled", "random", "one-client", "magnitude", "synflow", "grasp")
-NO_MORE: Mapping[str, Setting] = {"personalize_epochs": 0}  # it has its own personal models
+NO_MORE: Mapping[str, Setting] = {"personalize_epochs": 0}  # no further personal models
 GOSSIP = {"d-psgd-ft": {}, "dispfl": NO_MORE, "fedfomo": NO_MORE}  # every client trains
 METHODS: Mapping[str, Mapping[str, Setting]] = {
     "dense": DENSE,
@@ -60,14 +60,12 @@ METHODS: Mapping[str, Mapping[str, Setting]] = {
 }
 CIFAR = DataSpec(source="cifar10", clients=100)
 CIFAR_SETTINGS: Mapping[str, Setting] = {
-    "profile": "paper",
+    **SETTINGS,
+    **NO_MORE,
     "model": "resnet8",
     "rounds": 100,
-    "local_epochs": 1,
     "lr_decay": 0.99,
     "evaluate_every": 25,
-    "evaluate_last": 10,
-    "personalize_epochs": 0,
 }
 WARMUP_ROUNDS = 10  # at the most; a fifth of all rounds if they are few
 FEWER = 5  # a gossip method has this many times fewer rounds, in which all clients train

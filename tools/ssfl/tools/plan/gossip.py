@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 
 from ssfl.method.manifest import Manifest
 from ssfl.method.mask import Mask
@@ -23,7 +22,7 @@ from ssfl.strategies.registry import strategy_for
 from ssfl.study.data import DataSpec, client_names
 from ssfl.tools.plan.rule_rounds import RuleRounds
 from ssfl.tools.plan.sizes import Coding, Size
-from ssfl.tools.plan.view import format_size
+from ssfl.tools.plan.view import empty_table, format_size
 
 MAX_DRAWN = 200_000  # choices of neighbours that are computed; more take many seconds
 
@@ -126,14 +125,10 @@ def _exchanged(settings: RunSettings) -> tuple[Counter[ClientId], tuple[int, int
 def gossip_table(model: str, plans: list[GossipPlan]) -> Table:
     """Return a column for every sparsity."""
     first = plans[0]
-    table = Table(
-        Column(no_wrap=True),
-        *(Column(_heading(plan), justify="right", no_wrap=True) for plan in plans),
-        title=f"{model}: {first.num_masked:,} prunable and {first.num_unmasked:,} other values, "
+    table = empty_table(
+        f"{model}: {first.num_masked:,} prunable and {first.num_unmasked:,} other values, "
         f"{first.settings.rounds} rounds, {first.settings.clients} clients",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        map(_heading, plans),
     )
     table.add_row("kept values", *(f"{plan.num_kept:,}" for plan in plans))
     for name, part in ROWS.items():

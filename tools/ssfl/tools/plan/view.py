@@ -21,18 +21,22 @@ from ssfl.tools.plan.sizes import Seconds, Size
 NONE = "·"
 
 
+def empty_table(title: str, headings: Iterable[str]) -> Table:
+    """Return a table without rows: a column of names, and one for every heading."""
+    columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
+    return Table(
+        Column(no_wrap=True), *columns,
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+
+
 def plan_table(model: str, dense: RunPlan, sparse: list[RunPlan]) -> Table:
     """Return the comparison: dense FedAvg first, then a column for every sparsity."""
     plans = [dense, *sparse]
-    table = Table(
-        Column(no_wrap=True),
-        Column("dense", justify="right", no_wrap=True),
-        *(Column(_heading(plan), justify="right", no_wrap=True) for plan in sparse),
-        title=f"{model}: {dense.num_masked:,} prunable and {dense.num_unmasked:,} other values, "
+    table = empty_table(
+        f"{model}: {dense.num_masked:,} prunable and {dense.num_unmasked:,} other values, "
         f"{dense.settings.rounds} rounds, {dense.cohort} of {dense.num_clients} clients",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        ["dense", *map(_heading, sparse)],
     )
     table.add_row("kept values", *(f"{plan.num_kept:,}" for plan in plans))
     for heading, rows in _sections(plans):
